@@ -64,6 +64,8 @@ class BackupPipeline:
         beliefs, pending = self.beliefs, self.pending
         run: list[PageKey] = []
         before = parent
+        if deps and pending:
+            self._defer_queued(keys, deps)
         for key in keys:
             if key in pending or key in beliefs:
                 self._queue_run(before, run, deps)
@@ -72,6 +74,14 @@ class BackupPipeline:
             else:
                 run.append(key)
         self._queue_run(before, run, deps)
+
+    def _defer_queued(self, keys: tuple[PageKey, ...], deps: tuple[int, ...]) -> None:
+        """Pages that were queued, evicted, and computed again on top of a load: their spans wait for it too."""
+        again = self.pending.keys() & set(keys)
+        if again:
+            for span in self.queue:
+                if not again.isdisjoint(span.keys):
+                    span.deps = tuple(dict.fromkeys((*span.deps, *deps)))
 
     def enqueue_uncovered(self, keys: tuple[PageKey, ...], length: int, deps: tuple[int, ...]) -> None:
         """A used prefix whose end is not stored: queue it from the last covered page on (an earlier write of
@@ -110,6 +120,8 @@ class BackupPipeline:
                 self._cut(span, resident)
             if span.parent and not self.beliefs.covered(span.parent):
                 self._drop(SpanEvent.ORPHANED)
+            elif self.full.tree.loads(span.keys, 0, resident):
+                return  # evicted while it was queued, and on its way back: its pages are being written
             else:
                 room = min(self.full.write_room(wanted_by_reads), self.config.io_batch_pages)
                 if room <= 0:

@@ -72,7 +72,7 @@ class Answers:
                 self.parts.backup.copied(op, ok)
             case StoreDone(_, stored):
                 self.parts.ops.end(op)
-                self.parts.backup.answered(op, stored)
+                self.parts.backup.answered(op, min(max(stored, 0), len(op.keys)))
             case Lost():
                 self._lost(op)
 
@@ -116,15 +116,16 @@ class Answers:
         attempt = self._owner(op)
         parts.ops.end(op)
         hit = min(hit_pages, len(op.keys)) if ok else 0
+        # What a read could not bring stays refused, and unbelieved so that it is written anew, whatever a look-up says.
+        deliverable = parts.beliefs.deliverable(op.keys[:hit], parts.now_ms)
         if ok and op.epoch == parts.ops.epoch:
-            parts.beliefs.add(op.keys[:hit])
-            parts.beliefs.invalidate_beyond(op.keys, hit)
+            parts.beliefs.add(op.keys[:deliverable])
+            parts.beliefs.invalidate_beyond(op.keys, deliverable)
         if attempt is None:
             return
         attempt.op = 0
         if not ok:
             parts.accounts.count("failed_lookups")
-        deliverable = parts.beliefs.deliverable(op.keys[:hit], parts.now_ms)
         if deliverable < hit:
             parts.accounts.count("negative_hits")
         parts.prefetch.hit(attempt, len(op.keys), deliverable)
@@ -174,25 +175,40 @@ class Answers:
             parts.machine.fire(attempt, Event.LOAD_ACK)
 
     def _load_failed(self, op: Operation) -> None:
-        """The span was published but never landed: take it, and all that was computed on top of it, out of
+        """The span was published but never landed: take it, and all that was computed or loaded on top of it, out of
         the tree; those who read it start anew, those who pinned it lose the pin and will see a shorter base."""
         parts = self.parts
-        tree = parts.full.tree
         readers = [parts.attempts.live[slot] for slot in op.dependents]
         for reader in readers:
             parts.machine.fire(reader, Event.LOAD_FAILED)
-        root = tree.node(op.keys[0])
-        if root >= 0 and op.epoch == parts.ops.epoch:
-            below = set(tree.subtree(root))
-            for attempt in parts.attempts:
-                if attempt.pin_node in below:
-                    parts.full.unpin(attempt.pin_node, attempt.pin_tokens)
-                    attempt.pin_node = attempt.pin_tokens = 0
-            parts.ops.end(op)
-            parts.full.give_device(tree.remove_subtree(root).pages)
-        else:
-            parts.ops.end(op)
         parts.accounts.lose(op.unresolved, Outcome.LOAD_FAILED)
         parts.accounts.count("failed_loads")
+        published = not op.device  # else a flush or a failure below has taken its span out already
+        parts.ops.end(op)
+        if published:
+            self._withdraw(op)
         for reader in readers:
             self.restart(reader)
+
+    def _withdraw(self, failed: Operation) -> None:
+        """Take the span of a failed load out of the tree, with everything below it."""
+        parts = self.parts
+        tree = parts.full.tree
+        root = tree.node(failed.keys[0])
+        assert root >= 0, f"{failed.describe()} had its span locked, and it is gone"
+        below = set(tree.subtree(root))
+        for attempt in parts.attempts:
+            if attempt.pin_node in below:
+                parts.full.unpin(attempt.pin_node, attempt.pin_tokens)
+                attempt.pin_node = attempt.pin_tokens = 0
+        quarantined: set[int] = set()
+        for op in parts.ops.of_kind(OpKind.LOAD):
+            if op.lock_node in below:
+                tree.unlock(op.lock_node)
+                op.lock_node = 0
+                op.device = op.device_rows
+                quarantined.update(op.device_rows)
+                parts.accounts.lose(op.unresolved, Outcome.LOAD_FAILED)
+                op.unresolved = 0
+        pages = tree.remove_subtree(root).pages
+        parts.full.give_device([page for page in pages if page not in quarantined])

@@ -43,7 +43,12 @@ class Parts:
         "effects", "machine", "prefetch", "backup", "now_ms", "pass_no", "storage_on", "observer", "_ready_states",
     )  # fmt: skip
 
-    def __init__(self, config: CacheConfig, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        observer: Observer | None = None,
+        effects: type[RequestEffects] = RequestEffects,
+    ) -> None:
         self.config = config
         self.observer = observer
         self.now_ms = 0
@@ -58,7 +63,7 @@ class Parts:
         self.parked = ParkedQueue()
         self.agenda = Agenda()
         self.waiting = WaitingQueue(self.attempts)
-        self.effects = RequestEffects(
+        self.effects = effects(
             config, self.full, self.ops, self.retries, self.accounts, self.parked, self.agenda, self.waiting
         )
         best_effort = config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
@@ -95,7 +100,7 @@ class Parts:
         defers, chances = self.config.max_defers, self.config.park_cap
         return {
             "may_poll": lambda a, _: interval > 0 and a.retries < cap,
-            "retries_left": lambda a, _: a.retries < cap,
+            "may_refetch": lambda a, _: a.storage_open and a.retries < cap and a.chances + 1 < chances,
             "usable": lambda a, pages: pages > 0,
             "defers_left": lambda a, _: a.defers + 1 < defers,
             "chances_left": lambda a, _: a.chances + 1 < chances,

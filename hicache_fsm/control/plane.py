@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hicache_fsm.config import CacheConfig
+from hicache_fsm.control.effects import RequestEffects
 from hicache_fsm.control.answers import Answers, agreed_order
 from hicache_fsm.control.parts import Observer, Parts
 from hicache_fsm.control.waiting import Place
@@ -59,9 +60,15 @@ class ControlPlane:
 
     __slots__ = ("config", "parts", "answers", "restarted")
 
-    def __init__(self, config: CacheConfig, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        observer: Observer | None = None,
+        effects: type[RequestEffects] = RequestEffects,
+    ) -> None:
+        """`effects` is for tests that break an effect on purpose, to see that the checks notice."""
         self.config = config
-        self.parts = Parts(config, observer)
+        self.parts = Parts(config, observer, effects)
         self.answers = Answers(self.parts, self._restart, self._keys_known)
         self.restarted: list[str] = []  # requests that were running and wait again; see `take_restarted`
 
@@ -82,16 +89,15 @@ class ControlPlane:
 
     def _open(
         self, rid: str, num_tokens: int, keys: tuple[PageKey, ...] | None, *, priority: int, seq: int = -1,
-        retries: int = 0,
+        retries: int = 0, closed: bool = False,
     ) -> Attempt:  # fmt: skip
         parts = self.parts
         attempt = parts.attempts.open(rid, num_tokens, seq)
         attempt.priority = priority
         attempt.retries = retries
-        attempt.storage_open = parts.storage_on
         attempt.waiting_since_ms = parts.now_ms
         parts.waiting.join(attempt)
-        if not parts.storage_on:
+        if closed or not parts.storage_on:
             parts.machine.fire(attempt, Event.CLOSE)
         if keys is None:
             op = parts.ops.issue(OpKind.HASH)
@@ -151,15 +157,21 @@ class ControlPlane:
         return True
 
     def _restart(self, attempt: Attempt) -> None:
-        """An attempt ended through no fault of the scheduler: it goes on as a new one, which is reported."""
+        """A load failed under an attempt: it goes on as a new one, which is reported. That costs a retry, and
+        without one left storage stays closed: a copy engine that always fails is not tried for ever."""
         self.restarted.append(attempt.rid)
-        self._reopen(attempt, attempt.num_tokens, attempt.keys if attempt.keys_known else None)
+        self._reopen(attempt, attempt.num_tokens, attempt.keys if attempt.keys_known else None, failed=True)
 
-    def _reopen(self, old: Attempt, num_tokens: int, keys: tuple[PageKey, ...] | None) -> Attempt:
+    def _reopen(
+        self, old: Attempt, num_tokens: int, keys: tuple[PageKey, ...] | None, *, failed: bool = False
+    ) -> Attempt:
         self.parts.attempts.close(old)
+        retries = old.retries + failed
+        cap = self.config.retry_max_attempts
         return self._open(
-            old.rid, num_tokens, keys, priority=old.priority, seq=old.seq, retries=old.retries
-        )
+            old.rid, num_tokens, keys, priority=old.priority, seq=old.seq, retries=min(retries, cap),
+            closed=retries > cap,
+        )  # fmt: skip
 
     def take_restarted(self) -> list[str]:
         """Requests that were running and wait again since the last call (a failed load, a flush)."""
@@ -242,7 +254,8 @@ class ControlPlane:
             self._shrank(attempt, match)
         if not parts.is_candidate(attempt):
             return None
-        return Candidate(attempt, match, plan)
+        # The last token is always computed, so a page that holds it is no cached page even where it is resident.
+        return Candidate(attempt, min(match, parts.prefetch.usable_pages(attempt)), plan)
 
     def _shrank(self, attempt: Attempt, match: int) -> None:
         """The device lost pages since the last look-up: look once more if that can bring anything."""

@@ -174,7 +174,7 @@ EVENTS = (
 
 GUARDS = {
     "may_poll": "paced retries are on and the retry cap is not used up",
-    "retries_left": "the retry cap is not used up",
+    "may_refetch": "storage is open to the attempt, and neither the retry cap nor the park cap is used up",
     "usable": "at least one leading page has landed",
     "defers_left": "one more refusal stays below the defer cap",
     "chances_left": "one more chance stays below the park cap",
@@ -257,10 +257,10 @@ def _commit_rows(t: RowMaker) -> None:
 
     for source, do in ((S.QUERYING, ()), (S.PARKED, ("leave_parked",))):
         t.go(E.BASE_LOST, (source,), S.REFETCH, "the bytes are in storage, only their base has moved",
-             when=("retries_left",), do=(*do, "hold_clock", "settle", "arm_refetch"), outcome=Outcome.ANCHOR_LOST,
+             when=("may_refetch",), do=(*do, "hold_clock", "settle", "arm_refetch"), outcome=Outcome.ANCHOR_LOST,
              topic="retry")
-        t.go(E.BASE_LOST, (source,), S.RECOMPUTING, "the retry cap: a base that keeps moving is not chased for ever",
-             unless=("retries_left",), do=(*do, "hold_clock", "settle", "close_storage"), outcome=Outcome.ANCHOR_LOST,
+        t.go(E.BASE_LOST, (source,), S.RECOMPUTING, "a cap is reached: a base that keeps moving is not chased for ever",
+             unless=("may_refetch",), do=(*do, "hold_clock", "settle", "close_storage"), outcome=Outcome.ANCHOR_LOST,
              topic="bounds")
         t.go(E.COVERED, (source,), S.IDLE, "a sibling published the span; a later shrink may ask again",
              do=(*do, "hold_clock", "settle"), outcome=Outcome.DEVICE_COVERED, topic="load")
@@ -286,10 +286,10 @@ def _read_rows(t: RowMaker) -> None:
     t.go(E.CUT, (S.QUERYING,), S.IDLE, "the answer is not waited for",
          unless=("may_poll",), do=("hold_clock", "orphan"), outcome=Outcome.CUT, topic="cut")
     t.go(E.CUT, (S.PARKED,), S.REFETCH, "the end of the hit is known and not thrown away",
-         when=("retries_left",), do=("leave_parked", "hold_clock", "settle", "arm_refetch"), outcome=Outcome.CUT,
+         when=("may_refetch",), do=("leave_parked", "hold_clock", "settle", "arm_refetch"), outcome=Outcome.CUT,
          topic="cut")
     t.go(E.CUT, (S.PARKED,), S.RECOMPUTING, "no retry is left to take the hit up again",
-         unless=("retries_left",), do=("leave_parked", "hold_clock", "settle", "close_storage"), outcome=Outcome.CUT,
+         unless=("may_refetch",), do=("leave_parked", "hold_clock", "settle", "close_storage"), outcome=Outcome.CUT,
          topic="cut")
     t.go(E.CUT, (S.READING,), S.STAGED, "what has landed is used",
          when=("usable",), do=("hold_clock", "keep_landed"), outcome=Outcome.CUT, topic="cut")
@@ -325,14 +325,14 @@ def _retry_rows(t: RowMaker) -> None:
          do=("disarm",), topic="retry")
     t.forbid(E.DECLINED, _but(ALL, S.PACED, S.REFETCH), "no retry is armed")
 
-    t.go(E.SHRANK, (S.IDLE, S.PACED), S.REFETCH, "what left the device may be in storage: look once more",
-         when=("retries_left",), do=("arm_refetch",), topic="retry")
-    t.go(E.SHRANK, (S.IDLE, S.PACED), S.RECOMPUTING, "the retry cap: goes ahead with what is left",
-         unless=("retries_left",), do=("disarm", "close_storage"), topic="bounds")
+    t.go(E.SHRANK, (S.IDLE, S.PACED), S.REFETCH, "what left the device may be in storage: costs a chance, for the "
+         "look-up may be declined", when=("may_refetch",), do=("count_chance", "arm_refetch"), topic="retry")
+    t.go(E.SHRANK, (S.IDLE, S.PACED), S.RECOMPUTING, "a cap is reached: goes ahead with what is left",
+         unless=("may_refetch",), do=("disarm", "close_storage"), topic="bounds")
     t.go(E.SHRANK, (S.STAGED,), S.REFETCH, "the hold's base is gone; its end is known",
-         when=("retries_left",), do=("return_hold", "settle", "arm_refetch"), outcome=Outcome.SHRUNK, topic="retry")
-    t.go(E.SHRANK, (S.STAGED,), S.RECOMPUTING, "the hold's base is gone and the retry cap used up",
-         unless=("retries_left",), do=("return_hold", "settle", "close_storage"), outcome=Outcome.SHRUNK,
+         when=("may_refetch",), do=("return_hold", "settle", "arm_refetch"), outcome=Outcome.SHRUNK, topic="retry")
+    t.go(E.SHRANK, (S.STAGED,), S.RECOMPUTING, "the hold's base is gone, and storage closed or a cap reached",
+         unless=("may_refetch",), do=("return_hold", "settle", "close_storage"), outcome=Outcome.SHRUNK,
          topic="bounds")
     t.ignore(E.SHRANK, (S.REFETCH, *TIMED), "the base is matched again when the hit is committed or read")
     t.ignore(E.SHRANK, (S.RECOMPUTING,), "storage is closed; admission matches again")
@@ -399,7 +399,8 @@ def _ending_rows(t: RowMaker) -> None:
     t.go(E.CLOSE, (S.READING,), S.RECOMPUTING, "the read is given up; its rows return with its acknowledgement",
          do=("hold_clock", "orphan", "return_hold", "settle", "close_storage"), outcome=Outcome.DETACHED,
          topic="close")
-    t.ignore(E.CLOSE, (S.STAGED,), "the bytes are ours already")
+    t.go(E.CLOSE, (S.STAGED,), S.STAGED, "the bytes are ours already; nothing more is asked", do=("close_storage",),
+         topic="close")
     t.ignore(E.CLOSE, (S.RECOMPUTING,), "already closed")
     t.ignore(E.CLOSE, (*ADMITTED, *FINAL), "storage is not needed any more")
 

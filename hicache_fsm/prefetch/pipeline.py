@@ -212,7 +212,7 @@ class PrefetchPipeline:
         if slot is None or self.parked.head_refusal is Refusal.PIN_BUDGET:
             return 0
         attempt = self.attempts.live[slot]
-        return attempt.end_pages - max(attempt.base_pages, attempt.match_pages)
+        return max(0, attempt.end_pages - max(attempt.base_pages, attempt.match_pages))
 
     def drain_parked(self) -> None:
         """Give the head its turn as long as it finds room; then let pin-free hits pass, within the cap."""

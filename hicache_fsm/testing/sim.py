@@ -8,6 +8,7 @@ key of the page whose bytes it would hold, so that a row which is reused too ear
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from hicache_fsm.config import CacheConfig
@@ -63,17 +64,25 @@ class Sim:
         self.device: list[PageKey | None] = [None] * config.device_pages
         self.prompts: dict[str, tuple[PageKey, ...]] = {}
         self.now_ms = 0
+        self.past: deque[Completion] = deque(maxlen=32)  # final answers given, for second ones that come late
+        self.unsure: dict[int, set[int]] = {}  # device page -> loads, not landed, that its bytes were computed on
+        self.asked: Counter[tuple[str, int]] = Counter()  # look-ups by (request, attempt)
+        self.landed: dict[int, int] = {}  # leading pages of running reads that were reported
         self.wrong: list[str] = []
         self.checking = True
 
     # ── scheduler's side ─────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, rid: str, labels: Sequence[object], extra_tokens: int = 1, *, hashed: bool = False) -> Attempt:
+    def submit(
+        self, rid: str, labels: Sequence[object], extra_tokens: int = 1, *, hashed: bool = False, priority: int = 0
+    ) -> Attempt:
         """A request of `len(labels)` whole pages and `extra_tokens` tokens more. With `hashed`, its keys come
         with a `Hash` command's answer."""
+        for earlier in [who for who in self.asked if who[0] == rid]:
+            del self.asked[earlier]  # attempt numbers of an id that has ended start anew
         keys = self.prompts[rid] = chain(*labels)
         tokens = len(keys) * self.config.page_size + extra_tokens
-        attempt = self.plane.submit(rid, tokens, None if hashed else keys)
+        attempt = self.plane.submit(rid, tokens, None if hashed else keys, priority=priority)
         self.pump()
         return attempt
 
@@ -109,17 +118,20 @@ class Sim:
         self.pump()
         return admitted is not None
 
-    def compute(self, rid: str) -> None:
-        """The forward of an admitted request: its own pages get their bytes and are published."""
+    def compute(self, rid: str, num_tokens: int = 0) -> None:
+        """The forward of an admitted request up to `num_tokens` (0: its prompt): its own pages get their bytes
+        and are published."""
         attempt = self.plane.parts.attempts.get(rid)
         self._write_own(attempt)
-        self.plane.publish(rid, attempt.num_tokens)
+        self.plane.publish(rid, num_tokens or attempt.num_tokens)
         self.pump()
 
     def _write_own(self, attempt: Attempt) -> None:
         table = self.plane.page_table(attempt.rid)
+        flying = {op for op in attempt.load_ops if op in self.outstanding}
         for page, key in zip(table[attempt.published_pages :], attempt.keys[attempt.published_pages :], strict=False):
             self.device[page] = key
+            self.unsure[page] = set(flying)
 
     def run(self, rid: str) -> bool:
         """Admit, compute and finish; False if it cannot be admitted now."""
@@ -150,9 +162,20 @@ class Sim:
             elif isinstance(command, Cancel):
                 self.cancelled.add(command.op)
             else:
+                self._note(command)
                 self.outstanding[command.op] = command
         if self.checking:
             self.check()
+
+    def _note(self, command: Command) -> None:
+        """What must hold when a command is issued."""
+        if isinstance(command, Lookup):
+            self.asked[command.rid, command.attempt] += 1
+        if isinstance(command, Offload):
+            targets = {page for c in self.outstanding.values() if isinstance(c, Load) for page in c.device}
+            unsure = [page for page in command.device if page in targets or self.unsure.get(page)]
+            if unsure:
+                self.wrong.append(f"offload {command.op} reads device pages {unsure}, which wait for a load")
 
     def of_kind(self, kind: OpKind) -> list[int]:
         """Outstanding operations of a kind, oldest first."""
@@ -164,7 +187,12 @@ class Sim:
         self.cancelled.discard(op)
         completion = self._completion(command, pages, ok)
         self.inbox.append(completion)
+        self.past.append(completion)
         return completion
+
+    def repeat(self, completion: Completion) -> None:
+        """A second answer to the same operation."""
+        self.inbox.append(completion)
 
     def answer_all(self, kind: OpKind | None = None) -> None:
         for op in list(self.outstanding) if kind is None else self.of_kind(kind):
@@ -173,6 +201,7 @@ class Sim:
     def lose(self, op: int) -> None:
         """The executor is gone."""
         del self.outstanding[op]
+        self.cancelled.discard(op)
         self.inbox.append(Lost(op))
 
     def progress(self, op: int, pages: int) -> None:
@@ -180,6 +209,7 @@ class Sim:
         command = self.outstanding[op]
         assert isinstance(command, Read)
         self._land(command, pages)
+        self.landed[op] = max(pages, self.landed.get(op, 0))  # these rows are not touched again
         self.inbox.append(ReadProgress(op, pages))
 
     def settle(self, passes: int = 64) -> None:
@@ -204,6 +234,9 @@ class Sim:
                 if ok:
                     for source, target in zip(staging, device, strict=True):
                         self.device[target] = self.staging[source]
+                        self.unsure.pop(target, None)
+                    for loads in self.unsure.values():
+                        loads.discard(op)
                 return LoadDone(op, ok)
             case Offload(op, _, device, staging):
                 if ok:
@@ -218,8 +251,13 @@ class Sim:
         return next((i for i, key in enumerate(keys) if key not in self.stored), len(keys))
 
     def _land(self, read: Read, pages: int) -> None:
-        for key, row in zip(read.keys[:pages], read.pages[:pages], strict=True):
-            self.staging[row] = key
+        """The first pages hold their bytes; what a broken read leaves in the others is nothing to rely on."""
+        for at in range(self.landed.get(read.op, 0), len(read.pages)):
+            row, key = read.pages[at], read.keys[at]
+            if at < pages:
+                self.staging[row] = key
+            elif self.staging[row] != key:
+                self.staging[row] = None
 
     def _store(self, op: int, keys: Sequence[PageKey], staging: Sequence[int], pages: int) -> int:
         for key, row in zip(keys[:pages], staging[:pages], strict=True):
