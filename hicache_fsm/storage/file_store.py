@@ -62,8 +62,8 @@ class FileStore:
     """A `KVStore` in a folder, thread safe, for one process at a time.
 
     `fingerprint` is the identity of model, weights, dtype and layout: pages are served only to a store opened with
-    the same one. `max_bytes` bounds the size of all files of that fingerprint. `fsync` says what survives a power
-    loss; a killed process loses no page that `put` has reported.
+    the same one. `max_bytes` bounds the segment files of that fingerprint (their sidecars add 36 bytes a page).
+    `fsync` says what survives a power loss; a killed process loses no page that `put` has reported.
 
     Raises `ConfigError` on settings that cannot work, also when the folder holds other-sized pages of the same
     fingerprint; `StoreError` when the folder cannot be used, is locked, or is of a newer format.

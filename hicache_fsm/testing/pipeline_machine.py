@@ -334,12 +334,9 @@ class PipelineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The outside becomes honest; every request ends within the bound, and nothing stays owned."""
         self._run_dry()
-        found = self.sim.leaks()
+        found = self.sim.leaks() + self.sim.stale_entries()
         assert not found, f"left behind: {found}"
-        parts = self.sim.plane.parts
-        books = (parts.retries.pending, parts.agenda.due, parts.beliefs.inflight, parts.backup.pending)
-        assert not any(books), f"entries of ended requests: {books}"
-        event(f"failed loads: {min(2, parts.accounts.stats['failed_loads'])}")
+        event(f"failed loads: {min(2, self.sim.plane.parts.accounts.stats['failed_loads'])}")
 
     def _run_dry(self) -> None:
         config, quantum = self.config, max(1, self.config.chance_quantum_ms)

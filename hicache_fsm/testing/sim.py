@@ -301,6 +301,20 @@ class Sim:
         return found if self.plane.is_idle() else [*found, "not idle"]
 
 
+    def stale_entries(self) -> list[str]:
+        """Books that still list something when nothing lives any more; empty at rest."""
+        parts = self.plane.parts
+        books = {
+            "retry entries": parts.retries.pending,
+            "deadlines": parts.agenda.due,
+            "parked hits": parts.parked.order,
+            "waiting places": parts.waiting.waiting,
+            "keys in flight": parts.beliefs.inflight,
+            "pending writes": parts.backup.pending,
+        }
+        return [f"{len(book)} {name}" for name, book in books.items() if book]
+
+
 _KINDS = {
     Hash: OpKind.HASH,
     Lookup: OpKind.LOOKUP,
