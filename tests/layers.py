@@ -36,6 +36,7 @@ LAYERS = (
     "runtime",
     "observe",
     "testing",
+    "replay",
     "cli",
 )
 CORE = LAYERS[: LAYERS.index("storage")]

@@ -82,7 +82,7 @@ class PrefillAdder:
         fits = rows <= room if alone else rows + growth < room
         admitted = self.plane.admit(candidate, end) if fits else None
         if admitted is None:
-            return self._no_room(candidate)
+            return self._no_room(candidate, load_fails=load > 0 and rows > budget.full.room() * page)
         budget.charge(end - start, growth)
         self.entries.append(
             PrefillEntry(
@@ -92,11 +92,13 @@ class PrefillAdder:
         )
         return Verdict.ADMITTED
 
-    def _no_room(self, candidate: Candidate) -> Verdict:
-        if not self.idle or self.entries:
-            return Verdict.STOP  # what runs, or was just admitted, will give room back
-        self.plane.defer(candidate)
-        return Verdict.SKIP
+    def _no_room(self, candidate: Candidate, load_fails: bool) -> Verdict:
+        """A hold that could not be loaded even without regard to growth is deferred in any case. Other
+        refusals count only while nothing runs: else what runs, or was just admitted, will give room back."""
+        alone = self.idle and not self.entries
+        if alone or load_fails:
+            self.plane.defer(candidate)
+        return Verdict.SKIP if alone else Verdict.STOP
 
     def continue_chunk(self, rid: str, start: int, prompt_end: int, max_new_tokens: int) -> bool:
         """Give the next chunk to a request that is in the middle of its prompt, or as much of it as the device

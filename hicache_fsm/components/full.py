@@ -46,8 +46,12 @@ class FullComponent:
     # ── staging ──────────────────────────────────────────────────────────────────────────────────────
 
     def take_read_staging(self, count: int) -> list[int] | None:
-        """Pages for a whole hit, or None: all or nothing, and below the share that reads may fill."""
-        if self.reads.value >= self._read_limit() and self.reads.value > 0:
+        """Pages for a whole hit, or None: all or nothing, within the share that reads may fill.
+
+        The rest of staging stays with writes, so that holds which wait for admission cannot stop the write
+        path.
+        """
+        if self.reads.value + count > self.read_limit:
             return None
         return self._take_staging(count, self.reads)
 
@@ -64,7 +68,7 @@ class FullComponent:
         """Pages that writes may still take.
 
         The share is max(20 %, what reads leave minus 10 %), as upstream. `wanted_by_reads` is what the
-        parked head waits for; where even the floor would keep it waiting for ever, the floor gives way.
+        parked head waits for; where the floor would keep it waiting for ever, the floor gives way.
         """
         capacity = self.staging.capacity
         floor = int(self.config.write_staging_fraction * capacity)
@@ -75,7 +79,9 @@ class FullComponent:
             share = max(0, capacity - wanted_by_reads)
         return max(0, min(share - self.writes.value, self.staging.available))
 
-    def _read_limit(self) -> int:
+    @property
+    def read_limit(self) -> int:
+        """Most staging pages that reads may hold together, and so the largest hit that can be served whole."""
         return int(self.config.load_pool_usage_fraction * self.staging.capacity)
 
     def _take_staging(self, count: int, owner: Gauge) -> list[int] | None:

@@ -329,8 +329,16 @@ class ControlPlane:
             attempt.load_ops = (*attempt.load_ops, op_id)
 
     def defer(self, candidate: Candidate) -> None:
-        """Admission refused this candidate for capacity, and nothing that runs will give it back."""
-        self.parts.machine.fire(candidate.attempt, Event.DEFER)
+        """Admission refused this candidate for capacity. Counts against the defer cap only if the device has
+        more room than at the last count, or an agreed quantum of time has passed: spins are not chances."""
+        attempt, parts = candidate.attempt, self.parts
+        room = parts.full.room()
+        since = parts.now_ms - attempt.refused_ms
+        if attempt.defers and room <= attempt.refused_room and since < self.config.chance_quantum_ms:
+            return
+        attempt.refused_room = room
+        attempt.refused_ms = parts.now_ms
+        parts.machine.fire(attempt, Event.DEFER)
 
     # ── running requests ─────────────────────────────────────────────────────────────────────────────
 

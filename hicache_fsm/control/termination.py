@@ -15,8 +15,10 @@ class WaitingBound(NamedTuple):
     """What one attempt can use up before nothing but device room stands between it and a batch."""
 
     lookups: int  # look-ups and known hits taken up, the first one included
-    chances: int  # passes lost outside the wait for storage: armed refetches and refusals
+    chances: int  # passes lost to armed refetches
     storage_ms: int  # agreed time in which storage is awaited (querying, reading, parked)
+    refusals: int  # counted refusals of its holds
+    refusal_ms: int  # agreed time after which a refusal counts even if nothing has changed
 
     def passes(self, tick_ms: int) -> int:
         """The same in passes, if the agreed clock advances by at least `tick_ms` (>= 1) a pass.
@@ -24,7 +26,8 @@ class WaitingBound(NamedTuple):
         A storage wait ends with the first tick at or after its time, so each of them may round up by one pass.
         """
         assert tick_ms >= 1, f"a clock that advances {tick_ms} ms a pass never reaches a deadline"
-        return self.chances + -(-self.storage_ms // tick_ms) + 2 * self.lookups
+        storage = -(-self.storage_ms // tick_ms) + 2 * self.lookups
+        return self.chances + storage + self.refusals * -(-self.refusal_ms // tick_ms)
 
 
 def waiting_bound(config: CacheConfig, num_tokens: int) -> WaitingBound:
@@ -35,8 +38,10 @@ def waiting_bound(config: CacheConfig, num_tokens: int) -> WaitingBound:
     * storage time: one clock for the whole attempt, which runs in the three timed states and is never set again;
     * an armed refetch waits for the next tick. It follows a look-up (its base or its hold was lost, or best
       effort cut it while parked: once per look-up), or a shrunk base, which costs a chance;
-    * a hold is refused at most `max_defers` times, over all holds of the attempt, before it is dropped.
+    * `max_defers` refusals count, over all holds of the attempt, before the hold is dropped; one counts when the
+      device has more room than at the last, and at the latest after a quantum of agreed time.
     """
     lookups = 1 + config.retry_max_attempts
-    chances = lookups + config.park_cap + config.max_defers
-    return WaitingBound(lookups, chances, config.read_deadline_ms(num_tokens))
+    chances = lookups + config.park_cap
+    storage_ms = config.read_deadline_ms(num_tokens)
+    return WaitingBound(lookups, chances, storage_ms, config.max_defers, config.chance_quantum_ms)

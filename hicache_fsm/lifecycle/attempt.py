@@ -43,6 +43,8 @@ class Attempt:
         "landed_pages",
         "retries",
         "defers",
+        "refused_room",
+        "refused_ms",
         "chances",
         "clock_left_ms",
         "clock_since_ms",
@@ -79,6 +81,8 @@ class Attempt:
         self.landed_pages = 0  # pages of the running read that have landed
         self.retries = 0  # re-issued look-ups, all causes
         self.defers = 0
+        self.refused_room = 0  # device pages there were at the last counted refusal
+        self.refused_ms = 0  # when that was
         self.chances = 0
         self.clock_left_ms = -1  # what is left of the deadline (-1: not set)
         self.clock_since_ms = -1  # when the clock was started (-1: it stands)

@@ -1,8 +1,8 @@
 """Parked hits: one FIFO ahead of newer hits.
 
-The head is tried again when something that it waits for has changed (`FullComponent.room_version`), or when
-an agreed quantum of time has passed. A younger hit may pass only while the head waits for pin budget and
-the younger needs no pin; `bypass_cap` times per head, so that passing cannot starve it.
+The head is tried again when something that it waits for has changed (room, pin budget, or the end of its device
+prefix), or when an agreed quantum of time has passed. A younger hit may pass only while the head waits for pin budget
+and the younger needs no pin; `bypass_cap` times per head, so that passing cannot starve it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ParkedQueue:
         self.order: dict[int, None] = {}  # insertion-ordered set
         self.head_refusal: Refusal | None = None
         self.bypasses = 0  # hits that have passed the present head
-        self.tried_version = (-1, -1)
+        self.tried_version: tuple[int, ...] = ()  # news that the head has been tried with
         self.tried_ms = 0
 
     def __len__(self) -> int:
@@ -48,13 +48,13 @@ class ParkedQueue:
         if was_head:
             self._new_head()
 
-    def may_try(self, version: tuple[int, int], now_ms: int, quantum_ms: int) -> bool:
+    def may_try(self, version: tuple[int, ...], now_ms: int, quantum_ms: int) -> bool:
         """Whether the head has a chance now: never tried, or something changed, or the quantum has passed."""
         if not self.order:
             return False
         return self.head_refusal is None or version != self.tried_version or now_ms - self.tried_ms >= quantum_ms
 
-    def refused(self, refusal: Refusal, version: tuple[int, int], now_ms: int) -> None:
+    def refused(self, refusal: Refusal, version: tuple[int, ...], now_ms: int) -> None:
         self.head_refusal = refusal
         self.tried_version = version
         self.tried_ms = now_ms
@@ -68,4 +68,4 @@ class ParkedQueue:
     def _new_head(self) -> None:
         self.head_refusal = None
         self.bypasses = 0
-        self.tried_version = (-1, -1)
+        self.tried_version = ()

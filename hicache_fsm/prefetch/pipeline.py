@@ -139,8 +139,8 @@ class PrefetchPipeline:
             self.accounts.count("bypasses")
 
     def _cut_to_staging(self, attempt: Attempt) -> None:
-        """A hit that no empty staging could hold is cut at once, so that its head is still used."""
-        surplus = attempt.end_pages - attempt.base_pages - self.full.staging.capacity
+        """A hit larger than all that reads may hold is cut at once, so that its head is still used."""
+        surplus = attempt.end_pages - attempt.base_pages - self.full.read_limit
         if surplus > 0:
             tokens = surplus * self.config.page_size
             attempt.end_pages -= surplus
@@ -153,7 +153,7 @@ class PrefetchPipeline:
         self.accounts.count("declined_rate_limited")
         self.machine.fire(attempt, Event.PARK)
         if self.parked.head() == attempt.slot:
-            self.parked.refused(refusal, self.full.room_version(), self.now_ms)
+            self.parked.refused(refusal, self._news(), self.now_ms)
 
     # ── commit ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +174,7 @@ class PrefetchPipeline:
             attempt.relied_pages = match
             self.machine.fire(attempt, Event.COVERED)
             return None
-        if full.staging.capacity < config.threshold_pages:
+        if full.read_limit < config.threshold_pages:
             self.accounts.count("declined_unservable_prefix")
             self.machine.fire(attempt, Event.UNSERVABLE)
             return None
@@ -214,17 +214,22 @@ class PrefetchPipeline:
         attempt = self.attempts.live[slot]
         return max(0, attempt.end_pages - max(attempt.base_pages, attempt.match_pages))
 
+    def _news(self) -> tuple[int, ...]:
+        """Changes whenever another try of the parked head could end otherwise."""
+        slot = self.parked.head()
+        return () if slot is None else (*self.full.room_version(), self.boundary(self.attempts.live[slot]))
+
     def drain_parked(self) -> None:
         """Give the head its turn as long as it finds room; then let pin-free hits pass, within the cap."""
         parked = self.parked
-        while parked.may_try(self.full.room_version(), self.now_ms, self.config.chance_quantum_ms):
+        while parked.may_try(self._news(), self.now_ms, self.config.chance_quantum_ms):
             slot = parked.head()
             assert slot is not None
             attempt = self.attempts.live[slot]
             self.attempts.touches += 1
             refusal = self.commit(attempt)
             if refusal is not None:
-                parked.refused(refusal, self.full.room_version(), self.now_ms)
+                parked.refused(refusal, self._news(), self.now_ms)
                 self.machine.fire(attempt, Event.REFUSED)
                 if attempt.state == State.PARKED:
                     self._let_pass()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import tempfile
 import time
@@ -19,13 +20,14 @@ from hicache_fsm.admission.budget import BudgetLimits
 from hicache_fsm.config import CacheConfig
 from hicache_fsm.control.parts import Observer
 from hicache_fsm.control.plane import ControlPlane
-from hicache_fsm.errors import ConfigError
+from hicache_fsm.errors import ConfigError, StoreError
+from hicache_fsm.observe.summary import ReplayResult
 from hicache_fsm.observe.transitions import StateWaits, TransitionLog, both
 from hicache_fsm.ports import KVStore
 from hicache_fsm.replay.model import ReplayModel
 from hicache_fsm.replay.options import ReplayOptions
 from hicache_fsm.replay.planted import plant
-from hicache_fsm.replay.result import ReplayResult, collect
+from hicache_fsm.replay.result import collect
 from hicache_fsm.replay.workload import TraceRequest, chat_workload, read_trace
 from hicache_fsm.runtime.hicache import HiCache
 from hicache_fsm.scheduler.reference import ReferenceScheduler
@@ -87,9 +89,10 @@ def replay(
     *,
     progress: Progress | None = None,
     log: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> ReplayResult:
-    """Run the workload to its end. `KeyboardInterrupt` stops it cleanly: what lives is aborted, everything is
-    given back, and the result says `interrupted`.
+    """Run the workload to its end. `stop` is asked between passes, and ends it early: what lives is aborted,
+    everything is given back, and the result says `interrupted`.
 
     Raises `ConfigError`, `StoreError` or `StagingError` if the parts cannot be set up.
     """
@@ -98,8 +101,9 @@ def replay(
     waits = StateWaits()
     observers: list[Observer] = [waits] if log is None else [waits, TransitionLog(log)]
     clock = VirtualClock()
-    with _open_store(options, layout, workload) as (store, folder):
+    with _open_store(options, layout, workload) as store:
         planted = plant(options.planted)
+        _check_memory(config, layout)
         engine = CpuEngine(layout, config.staging_pages, config.device_pages, faults=planted.copies)
         plane = ControlPlane(config, both(observers), planted.effects)
         cache = HiCache(
@@ -107,15 +111,16 @@ def replay(
             lookup_threads=options.lookup_threads, read_threads=options.read_threads,
         )  # fmt: skip
         layers = [engine.device.layer_rows(layer) for layer in range(layout.num_layers)]
-        model = ReplayModel(layers, options.page_size, cache.layer_ready)
+        model = ReplayModel(layers, options.page_size, cache.layer_ready, plane.page_table)
         limits = BudgetLimits(
             options.max_prefill_tokens, options.chunked_prefill_size, options.max_running_requests
         )
         run = _Run(options, workload, cache, ReferenceScheduler(cache, model, limits), model, clock, progress)
-        interrupted = run.to_the_end()
+        interrupted = run.to_the_end(stop)
         cache.drain()
-        result = collect(options, workload, cache, run.scheduler, model, waits, store, run.seconds, interrupted)
-        result.store_folder = str(folder)
+        result = collect(
+            options, workload, cache, run.scheduler, model, waits, store, run.seconds, interrupted, run.rejections
+        )
         cache.close()
         engine.close()
         return result
@@ -144,22 +149,26 @@ class _Run:
         self.next = 0
         self.ended = 0
         self.seconds = 0.0
+        self.rejections: list[str] = []
 
-    def to_the_end(self) -> bool:
+    def to_the_end(self, stop: Callable[[], bool]) -> bool:
         """Run until every request has ended; whether it was interrupted."""
         started = time.perf_counter()
         interrupted = False
-        try:
-            while self.next < len(self.workload) or self.scheduler.has_work():
-                self._arrivals()
-                self._pass()
-        except KeyboardInterrupt:
-            interrupted = True
-            for rid in list(self.scheduler.requests):
-                self.scheduler.abort(rid)
-            self._ends()
+        while self.next < len(self.workload) or self.scheduler.has_work():
+            if stop():
+                interrupted = True
+                self._abort_all()
+                break
+            self._arrivals()
+            self._pass()
         self.seconds = time.perf_counter() - started
         return interrupted
+
+    def _abort_all(self) -> None:
+        for rid in list(self.scheduler.requests):
+            self.scheduler.abort(rid)
+        self._ends()
 
     def _arrivals(self) -> None:
         """Submit what has arrived, in trace order, as long as fewer than `concurrency` wait or run."""
@@ -189,6 +198,8 @@ class _Run:
         ended = self.scheduler.take_ended()
         for request in ended:
             self.model.forget(request.rid)
+            if request.reason:
+                self.rejections.append(f"{request.rid}: {request.reason}")
         self.ended += len(ended)
         if ended and self.progress is not None:
             self.progress(self.ended, len(self.workload))
@@ -209,14 +220,14 @@ class _KillAfter:
 @contextlib.contextmanager
 def _open_store(
     options: ReplayOptions, layout: KVLayout, workload: list[TraceRequest]
-) -> Iterator[tuple[KVStore, Path]]:
+) -> Iterator[KVStore]:
     """The file store, behind injected faults if there are any; a temporary folder is removed at the end."""
     with contextlib.ExitStack() as stack:
         folder = options.store
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hicache-replay-")))
         else:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder)
         _check_space(folder, options, workload)
         fingerprint = Fingerprint(
             model="replay", dtype="u8", layout="page_first", heads=f"layers{layout.num_layers}",
@@ -229,7 +240,15 @@ def _open_store(
             if options.kill_store_after is not None:
                 faulty.gate = _KillAfter(faulty, options.kill_store_after)
             store = faulty
-        yield store, folder
+        yield store
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StoreError(f"cannot use {folder} as a store: {reason}; give --store another folder") from error
 
 
 def _check_space(folder: Path, options: ReplayOptions, workload: list[TraceRequest]) -> None:
@@ -245,4 +264,15 @@ def _check_space(folder: Path, options: ReplayOptions, workload: list[TraceReque
         raise ConfigError(
             f"{folder} has {free >> 20} MiB free, the replay may write {need - used >> 20} MiB; "
             "use --store with another folder, --store-bytes, --limit or fewer --bytes-per-token"
+        )
+
+
+def _check_memory(config: CacheConfig, layout: KVLayout) -> None:
+    """Refuse pools that this machine cannot hold, before it begins to swap or kills us."""
+    need = (config.device_pages + config.staging_pages) * layout.page_bytes
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        raise ConfigError(
+            f"the pools need {need >> 20} MiB, this machine has {have >> 20} MiB of memory; "
+            "use fewer --device-tokens, --staging-tokens or --bytes-per-token"
         )

@@ -7,7 +7,7 @@ a reused page differs from what recomputing would have written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -79,10 +79,16 @@ class Contents:
 
 class ReplayModel:
     """Implements `scheduler.batch.Model`. `layers` are the device pool's rows of each layer,
-    `[rows, bytes_per_token_per_layer]` uint8, shared memory. Single threaded."""
+    `[rows, bytes_per_token_per_layer]` uint8, shared memory; `page_table` gives a request's device pages.
+    Single threaded."""
 
     def __init__(
-        self, layers: Sequence[npt.NDArray[np.uint8]], page_size: int, layer_ready: LayerGate, kept_errors: int = 16
+        self,
+        layers: Sequence[npt.NDArray[np.uint8]],
+        page_size: int,
+        layer_ready: LayerGate,
+        page_table: Callable[[str], list[int]],
+        kept_errors: int = 16,
     ) -> None:
         width = layers[0].shape[1]
         if width % WORD:
@@ -98,6 +104,7 @@ class ReplayModel:
         self._factors: Words = odd * np.uint64(2) + np.uint64(1)  # odd, so that no information is lost
         self._row_factors = self._factors.reshape(len(layers), page_size, self._words)
         self._layer_ready = layer_ready
+        self._page_table = page_table
         self._contents: dict[str, Contents] = {}
         self._next_token = OUTPUT_TOKEN_BASE
         self._kept_errors = kept_errors
@@ -123,15 +130,15 @@ class ReplayModel:
         first = self._tokens(len(batch.prefill))
         return first, self._tokens(len(batch.decode))
 
-    def check_output(self, request: Request, pages: Sequence[int]) -> None:
-        """Check the rows that a request has written while decoding, before it ends. `pages` is its page table."""
-        first = request.prompt_len // self.page
-        if request.computed <= request.prompt_len:
-            return
-        base = self._of(request).base(first, len(pages), self._words)
-        start, end = request.prompt_len - first * self.page, request.computed - first * self.page
+    def check_output(self, request: Request) -> None:
+        """Check the rows of all generated tokens that have KV, the newest included."""
+        page, written = self.page, request.num_tokens - request.prompt_len
+        first = request.prompt_len // page
+        start, end = request.prompt_len - first * page, request.prompt_len - first * page + written
+        base = self._of(request).base(first, first - (-end // page), self._words)
+        pages = self._page_table(request.rid)[first:]
         for layer in range(len(self._rows)):
-            self._check(request.rid, layer, (start, end), pages[first:], base, first * self.page)
+            self._check(request.rid, layer, (start, end), pages, base, first * page)
 
     def _of(self, request: Request) -> Contents:
         contents = self._contents.get(request.rid)
@@ -204,6 +211,9 @@ class ReplayModel:
         rows = np.array([request.last_page for request in requests]) * page + offsets
         for layer, pool in enumerate(self._rows):
             pool[rows] = base * self._row_factors[layer][offsets]
+        for request in requests:
+            if request.new_tokens_left <= 1:  # the token that this forward gives is its last
+                self.check_output(request)
 
     def _tokens(self, count: int) -> list[int]:
         first = self._next_token

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hicache_fsm.config import PrefetchPolicy
 from hicache_fsm.errors import ConfigError
@@ -76,3 +77,17 @@ class ReplayOptions:
         for name in ("device_tokens", "staging_tokens"):
             if getattr(self.pools, name) < self.page_size:
                 raise ConfigError(f"{name} must hold at least one page of {self.page_size} tokens")
+        if self.kill_store_after is not None and self.kill_store_after < 0:
+            raise ConfigError(f"kill_store_after {self.kill_store_after} is negative; it counts store calls")
+
+    @property
+    def source(self) -> str:
+        """The workload in words."""
+        return f"the built-in chat workload, seed {self.seed}" if self.trace is None else str(self.trace)
+
+    def to_json(self) -> dict[str, Any]:
+        """All options with plain values, nested ones flattened; faults only where there are any."""
+        out = {name: value for name, value in asdict(self).items() if name not in ("pools", "faults")}
+        out.update(asdict(self.pools), policy=self.policy.value)
+        out.update({name: rate for name, rate in asdict(self.faults).items() if rate})
+        return {name: str(value) if isinstance(value, Path) else value for name, value in out.items()}

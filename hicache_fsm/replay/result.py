@@ -1,79 +1,16 @@
-"""What a replay came to: counters, the conservation check, and whether it counts as passed."""
+"""Reads what a replay came to: counters, and the conservation check."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from hicache_fsm.ports import KVStore
+from hicache_fsm.errors import StoreError
+from hicache_fsm.observe.summary import ReplayResult
 from hicache_fsm.observe.transitions import StateWaits
+from hicache_fsm.ports import KVStore
 from hicache_fsm.replay.model import ReplayModel
 from hicache_fsm.replay.options import ReplayOptions
 from hicache_fsm.replay.workload import TraceRequest, device_only_tokens, ideal_tokens
 from hicache_fsm.runtime.hicache import HiCache
 from hicache_fsm.scheduler.reference import ReferenceScheduler
-
-
-@dataclass(slots=True)
-class ReplayResult:
-    """Fields are those of the JSON file. Lengths are tokens unless the name says otherwise."""
-
-    requests: int
-    outcomes: dict[str, int]
-    tokens: dict[str, int]  # prompt, device, storage, computed, redone, generated, ideal, device_only
-    found: int
-    spliced: int
-    unfulfilled: dict[str, int]  # reason -> tokens; only reasons that occurred
-    retries: int
-    parks: int
-    defers: int
-    retractions: int
-    restarts: int
-    shrinks: int
-    content_errors: int  # rows read that held wrong bytes
-    checked_rows: int  # rows read and compared
-    leaks: int
-    passes: int
-    seconds: float
-    stats: dict[str, int]  # further counters of the load path
-    writes: dict[str, Any]  # pages stored and dropped
-    high_water: dict[str, int]
-    longest_waits: dict[str, dict[str, Any]]  # state -> passes, seconds, rid
-    store: dict[str, int]
-    interrupted: bool = False
-    store_folder: str = ""
-    leak_list: list[str] = field(default_factory=list)
-    error_list: list[str] = field(default_factory=list)
-    rejections: list[str] = field(default_factory=list)
-
-    @property
-    def ended(self) -> int:
-        return sum(self.outcomes.values())
-
-    @property
-    def reuse_of_ideal(self) -> float:
-        """Share of the ideal's tokens that came from device or storage; above 1 on a warm store."""
-        ideal = self.tokens["ideal"]
-        return (self.tokens["device"] + self.tokens["storage"]) / ideal if ideal else 1.0
-
-    @property
-    def reuse(self) -> float:
-        """Share of the committed prompt tokens that came from device or storage."""
-        prompt = self.tokens["prompt"]
-        return (self.tokens["device"] + self.tokens["storage"]) / prompt if prompt else 0.0
-
-    @property
-    def balanced(self) -> bool:
-        return self.found == self.spliced + sum(self.unfulfilled.values())
-
-    @property
-    def passed(self) -> bool:
-        """All requests ended, no byte was wrong, nothing leaked, every found token has its place."""
-        whole = not self.interrupted and self.ended == self.requests
-        return whole and not self.content_errors and not self.leaks and self.balanced
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "passed": self.passed, "reuse_of_ideal": self.reuse_of_ideal, "reuse": self.reuse}
 
 
 def find_leaks(cache: HiCache) -> list[str]:
@@ -107,6 +44,7 @@ def collect(
     store: KVStore,
     seconds: float,
     interrupted: bool,
+    rejections: list[str],
 ) -> ReplayResult:
     """Read all counters of a run that has been drained."""
     parts, tally = cache.plane.parts, scheduler.tally
@@ -131,6 +69,7 @@ def collect(
         unfulfilled={reason: n for reason, n in parts.accounts.unfulfilled.items() if n},
         retries=stats["retries"],
         parks=stats["parks"],
+        bypasses=stats["bypasses"],
         defers=stats["defers"],
         retractions=tally.retractions,
         restarts=tally.restarts,
@@ -156,8 +95,21 @@ def collect(
             state: {"passes": wait.passes, "seconds": round(wait.seconds, 3), "rid": wait.rid}
             for state, wait in waits.longest().items()
         },
-        store={"errors": cache.store_errors},
+        store=_store_figures(cache, store),
+        options=options.to_json(),
         interrupted=interrupted,
+        store_folder="" if options.store is None else str(options.store),
         leak_list=leaks[:32],
         error_list=[f"{e.rid}: layer {e.layer}, {e.rows} rows from token {e.first_token} on" for e in model.errors],
+        rejections=rejections,
     )
+
+
+def _store_figures(cache: HiCache, store: KVStore) -> dict[str, int]:
+    """What the store says of itself; a dead one says nothing."""
+    figures = {"errors": cache.store_errors}
+    try:
+        figures.update(store.stats()._asdict())
+    except StoreError:
+        figures["dead"] = 1
+    return figures

@@ -117,7 +117,7 @@ class ReferenceScheduler:
         self.requests[request.rid] = request
         reason = self.never_fits(request)
         if reason:
-            self._ended(request, "rejected")
+            self._ended(request, "rejected", reason)
             return False
         self.cache.submit(request.rid, request.prompt, namespace=request.namespace)
         return True
@@ -143,9 +143,9 @@ class ReferenceScheduler:
         out, self.ended = self.ended, []
         return out
 
-    def _ended(self, request: Request, outcome: str) -> None:
+    def _ended(self, request: Request, outcome: str, reason: str = "") -> None:
         request.phase = Phase.ENDED
-        request.outcome = outcome
+        request.outcome, request.reason = outcome, reason
         self.tally.outcomes[outcome] += 1
         del self.requests[request.rid]
         self._leave_batch(request)

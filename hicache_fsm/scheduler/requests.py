@@ -22,7 +22,7 @@ class Request:
 
     __slots__ = (
         "rid", "prompt", "prompt_len", "max_new_tokens", "namespace", "output", "phase", "computed", "outcome",
-        "counted", "retractions", "prompt_end", "last_page", "tag",
+        "reason", "counted", "retractions", "prompt_end", "last_page", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,7 @@ class Request:
         self.phase = Phase.WAITING
         self.computed = 0
         self.outcome = ""  # finished, aborted or rejected
+        self.reason = ""  # why it was rejected
         self.counted = False  # its prompt tokens have been counted, at the first commit
         self.retractions = 0
         self.prompt_end = self.prompt_len  # what the present attempt prefills: prompt and output so far

@@ -9,15 +9,18 @@ and every request must end within the bound of `hicache_fsm.control.termination`
     class TestPipeline(PipelineMachine.TestCase):
         settings = settings(max_examples=300, stateful_step_count=50)
 
-Narrow it to your own settings by overriding `configs` in a subclass. The acts of a failing run are printed as notes.
+Narrow it to your own settings by overriding `configure` in a subclass of `Pipeline`, and name that as `pipeline` in a
+subclass of the machine. The acts of a failing run are printed. `random_walk` does the same acts without Hypothesis:
+many times faster, reproducible by its seed, but a failure is not shrunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
-from hypothesis import event, note
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -26,7 +29,7 @@ from hicache_fsm.control.termination import waiting_bound
 from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.operation_table import OpKind
 from hicache_fsm.lifecycle.table import State
-from hicache_fsm.ports import Completion, HashDone, PageKey, Read
+from hicache_fsm.ports import Completion, HashDone, Read
 from hicache_fsm.testing.sim import Sim, chain
 
 T = TypeVar("T")
@@ -39,97 +42,89 @@ RIDS = tuple(f"r{i}" for i in range(6))
 MAX_PROMPT_PAGES = 14
 
 
-@st.composite
-def small_configs(draw: st.DrawFn) -> CacheConfig:
+class Choose(Protocol):
+    """Where choices come from: Hypothesis, or a seeded generator."""
+
+    def number(self, what: str, least: int, most: int) -> int: ...
+
+    def of(self, what: str, options: Sequence[T]) -> T: ...
+
+
+def small_config(choose: Choose) -> CacheConfig:
     """Pools of a few pages and caps of a few units, so that every limit is met."""
-    page = draw(st.integers(1, 4))
-    device = draw(st.integers(4, 24))
+    number, of = choose.number, choose.of
+    page = number("page_size", 1, 4)
+    device = number("device_pages", 4, 24)
     return CacheConfig(
         page_size=page,
         device_pages=device,
-        staging_pages=draw(st.integers(2, 12)),
-        max_context_tokens=page * draw(st.integers(1, device)),
-        prefetch_threshold_tokens=page * draw(st.integers(0, 3)),
-        prefetch_policy=draw(st.sampled_from(PrefetchPolicy)),
-        prefetch_timeout_base_ms=draw(st.integers(0, 30)),
-        prefetch_timeout_per_ki_token_ms=draw(st.sampled_from((0, 250, 4000))),
-        prefetch_hard_max_ms=draw(st.integers(1, 60)),
-        retry_max_attempts=draw(st.integers(0, 3)),
-        retry_poll_interval_passes=draw(st.integers(0, 3)),
-        max_defers=draw(st.integers(1, 3)),
-        park_cap=draw(st.integers(1, 5)),
-        chance_quantum_ms=draw(st.integers(1, 10)),
-        bypass_cap=draw(st.integers(0, 2)),
-        anchor_lock_cap=draw(st.sampled_from((0.0, 0.25, 0.5, 1.0))),
-        load_pool_usage_fraction=draw(st.sampled_from((0.0, 0.5, 0.9, 1.0))),
-        write_staging_fraction=draw(st.sampled_from((0.0, 0.2, 1.0))),
-        write_margin_fraction=draw(st.sampled_from((0.0, 0.1, 0.5))),
-        io_batch_pages=draw(st.integers(1, 6)),
-        write_backlog_factor=draw(st.integers(0, 2)),
-        belief_entries=draw(st.sampled_from((2, 1000))),
-        negative_entries=draw(st.sampled_from((1, 100))),
-        negative_ttl_ms=draw(st.integers(0, 30)),
+        staging_pages=number("staging_pages", 2, 12),
+        max_context_tokens=page * number("max_context_pages", 1, device),
+        prefetch_threshold_tokens=page * of("threshold_pages", (0, 1, 1, 3)),
+        prefetch_policy=of("policy", tuple(PrefetchPolicy)),
+        prefetch_timeout_base_ms=number("timeout_base_ms", 0, 30),
+        prefetch_timeout_per_ki_token_ms=of("timeout_per_ki_token_ms", (0, 250, 4000)),
+        prefetch_hard_max_ms=of("hard_max_ms", (1, 20, 1000, 1000)),
+        retry_max_attempts=number("retry_max_attempts", 0, 3),
+        retry_poll_interval_passes=number("poll_interval", 0, 3),
+        max_defers=number("max_defers", 1, 3),
+        park_cap=number("park_cap", 1, 5),
+        chance_quantum_ms=number("chance_quantum_ms", 1, 10),
+        bypass_cap=number("bypass_cap", 0, 2),
+        anchor_lock_cap=of("anchor_lock_cap", (0.0, 0.25, 0.5, 1.0)),
+        load_pool_usage_fraction=of("load_pool_usage_fraction", (0.0, 0.5, 0.9, 1.0)),
+        write_staging_fraction=of("write_staging_fraction", (0.0, 0.2, 1.0)),
+        write_margin_fraction=of("write_margin_fraction", (0.0, 0.1, 0.5)),
+        io_batch_pages=number("io_batch_pages", 1, 6),
+        write_backlog_factor=number("write_backlog_factor", 0, 2),
+        belief_entries=of("belief_entries", (2, 1000)),
+        negative_entries=of("negative_entries", (1, 100)),
+        negative_ttl_ms=number("negative_ttl_ms", 0, 30),
         history_length=8,
         debug=True,
         poison=True,
     )
 
 
-@st.composite
-def prompts(draw: st.DrawFn) -> Prompt:
-    """Labels of a prompt's pages: a trunk that most prompts share, and a branch."""
-    length = draw(st.integers(0, MAX_PROMPT_PAGES))
-    fork = draw(st.integers(0, length))
-    return "t" * fork + draw(st.sampled_from("ab")) * (length - fork)
+class Pipeline:
+    """A simulation and the acts that can be done to it. Each act returns what it did, for the report."""
 
-
-class PipelineMachine(RuleBasedStateMachine):
-    """One rule does one act, drawn from those that are possible now and switched on in this run (its own swarm:
-    rules with preconditions of their own would leave a third of the runs with nothing to do)."""
-
-    configs: st.SearchStrategy[CacheConfig] = small_configs()
-    rows_seen: set[tuple[str, int]] | None = None
-    """Set it to collect (table, row id) of every row that fires, over all runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = CacheConfig(device_pages=1, staging_pages=1)
+    def __init__(self, choose: Choose) -> None:
+        self.config = self.configure(choose)
         self.sim = Sim(self.config)
-        self.enabled: frozenset[str] = frozenset(ACTS)
         self.targets: dict[str, int] = {}  # request -> tokens of its prompt and output so far
         self.output = 0  # output pages made so far; their labels are unique
+        for _ in range(choose.number("stored prompts", 0, 3)):
+            self.sim.stored.update(chain(*self.prompt(choose)))
+        off = choose.number("acts switched off", 0, len(ACTS) // 2)
+        self.enabled = set(ACTS)
+        for _ in range(off):
+            self.enabled.discard(choose.of("switched off", tuple(ACTS)))
 
-    @initialize(data=st.data())
-    def start(self, data: st.DataObject) -> None:
-        self.config = data.draw(self.configs, label="config")
-        stored: set[PageKey] = set()
-        for prompt in data.draw(st.lists(prompts(), max_size=3), label="stored"):
-            stored.update(chain(*prompt))
-        self.sim = Sim(self.config, stored)
-        if self.rows_seen is not None:
-            watch_rows(self.sim, self.rows_seen)
-        off = data.draw(st.sets(st.sampled_from(sorted(ACTS)), max_size=len(ACTS) // 2), label="switched off")
-        self.enabled = frozenset(ACTS) - off
+    def configure(self, choose: Choose) -> CacheConfig:
+        return small_config(choose)
 
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
+    @staticmethod
+    def prompt(choose: Choose) -> Prompt:
+        """A trunk that all prompts share, and mostly short branches."""
+        trunk = choose.number("on the trunk", 0, MAX_PROMPT_PAGES - 4)
+        return "t" * trunk + choose.of("branch", "ab") * choose.of("on the branch", (0, 0, 1, 2, 4))
+
+    def step(self, choose: Choose) -> str:
+        """One act of those that are possible now and switched on in this run: a swarm of its own, for rules with
+        preconditions of their own would leave a third of the runs with nothing to do."""
         possible = [name for name, (_, can) in ACTS.items() if can(self)]
         wanted = [name for name in possible if name in self.enabled] or possible
-        name = data.draw(st.sampled_from([n for n in wanted for _ in range(_WEIGHT.get(n, 1))]), label="act")
-        act, _ = ACTS[name]
-        note(f"{name}: {act(self, data)}")
+        name = choose.of("act", [n for n in wanted for _ in range(_WEIGHT.get(n, 1))])
+        done = ACTS[name][0](self, choose)
         self._limits()
+        return f"{name}: {done}"
 
     def _limits(self) -> None:
         """What must hold beyond the books: no attempt asks storage more often than its caps allow."""
         lookups = 1 + self.config.retry_max_attempts
         over = {who: n for who, n in self.sim.asked.items() if n > lookups}
         assert not over, f"look-ups beyond {lookups}: {over}"
-        pinned, cap = self.plane_pinned(), self.config.pin_cap_tokens
-        assert pinned <= cap, f"{pinned} tokens pinned, cap {cap}"
-
-    def plane_pinned(self) -> int:
-        return self.sim.plane.parts.full.pinned.value
 
     # ── who is where ─────────────────────────────────────────────────────────────────────────────────
 
@@ -151,23 +146,23 @@ class PipelineMachine(RuleBasedStateMachine):
     def reads(self) -> list[int]:
         return self.sim.of_kind(OpKind.READ)
 
-    def _one(self, data: st.DataObject, attempts: list[Attempt]) -> Attempt:
-        rid = data.draw(st.sampled_from([a.rid for a in attempts]), label="request")
+    def _one(self, choose: Choose, attempts: list[Attempt]) -> Attempt:
+        rid = choose.of("request", [a.rid for a in attempts])
         return self.sim.plane.parts.attempts.get(rid)
 
     # ── the client and the scheduler ─────────────────────────────────────────────────────────────────
 
-    def submit(self, data: st.DataObject) -> str:
-        rid = data.draw(st.sampled_from(self.free_rids()), label="rid")
-        prompt = data.draw(prompts(), label="prompt")
-        extra = data.draw(st.integers(0 if prompt else 1, self.config.page_size), label="extra tokens")
-        self.sim.submit(rid, prompt, extra, hashed=data.draw(st.booleans(), label="hashed"),
-                        priority=data.draw(st.integers(0, 1), label="priority"))  # fmt: skip
+    def submit(self, choose: Choose) -> str:
+        rid = choose.of("rid", self.free_rids())
+        prompt = self.prompt(choose)
+        extra = choose.number("extra tokens", 0 if prompt else 1, self.config.page_size)
+        self.sim.submit(rid, prompt, extra, hashed=choose.of("hashed", (False, True)),
+                        priority=choose.number("priority", 0, 1))  # fmt: skip
         self.targets[rid] = len(prompt) * self.config.page_size + extra
         return f"{rid} {prompt}+{extra}"
 
-    def tick(self, data: st.DataObject) -> str:
-        ms = data.draw(st.sampled_from((0, 1, 3, 10, 40)), label="ms")
+    def tick(self, choose: Choose) -> str:
+        ms = choose.of("ms", (0, 1, 3, 10, 40))
         self._tick(ms)
         return f"{ms} ms"
 
@@ -176,29 +171,29 @@ class PipelineMachine(RuleBasedStateMachine):
         for rid in self.sim.plane.take_restarted():
             self.targets[rid] = self.sim.plane.parts.attempts.get(rid).num_tokens
 
-    def admit(self, data: st.DataObject) -> str:
-        attempt = self._one(data, self.ready())
+    def admit(self, choose: Choose) -> str:
+        attempt = self._one(choose, self.ready())
         candidate = self.sim.plane.consider(attempt)
         self.sim.pump()
         if candidate is None:
             return f"{attempt.rid} has to wait"
         page = self.config.page_size
         least = candidate.cached_pages * page + 1
-        end = data.draw(st.integers(min(least, attempt.num_tokens), attempt.num_tokens), label="end tokens")
+        end = choose.number("end tokens", min(least, attempt.num_tokens), attempt.num_tokens)
         admitted = self.sim.plane.admit(candidate, end)
         self.sim.pump()
         return f"{attempt.rid} up to {end} tokens: {admitted}"
 
-    def defer(self, data: st.DataObject) -> str:
-        attempt = self._one(data, self.ready())
+    def defer(self, choose: Choose) -> str:
+        attempt = self._one(choose, self.ready())
         candidate = self.sim.plane.consider(attempt)
         if candidate is not None:
             self.sim.plane.defer(candidate)
         self.sim.pump()
         return attempt.rid
 
-    def compute(self, data: st.DataObject) -> str:
-        return self._compute(self._one(data, self.running()))
+    def compute(self, choose: Choose) -> str:
+        return self._compute(self._one(choose, self.running()))
 
     def _compute(self, attempt: Attempt) -> str:
         """A forward: all tokens that have device pages get their KV."""
@@ -207,12 +202,12 @@ class PipelineMachine(RuleBasedStateMachine):
         self.sim.compute(attempt.rid, done)
         return f"{attempt.rid} up to {done} tokens"
 
-    def extend(self, data: st.DataObject) -> str:
+    def extend(self, choose: Choose) -> str:
         """The next chunk of the prompt, or output."""
-        attempt = self._one(data, self.running())
+        attempt = self._one(choose, self.running())
         rid, page = attempt.rid, self.config.page_size
         have = (attempt.published_pages + len(attempt.device)) * page
-        end = have + data.draw(st.integers(1, 3 * page), label="tokens")
+        end = have + choose.number("tokens", 1, 3 * page)
         if not self.sim.call(lambda plane: plane.extend(rid, end)):
             return f"{rid} finds no room for {end} tokens"
         self.targets[rid] = max(self.targets[rid], end)
@@ -221,26 +216,26 @@ class PipelineMachine(RuleBasedStateMachine):
             attempt.keys = self.sim.prompts[rid] = (*attempt.keys, *chain(attempt.keys, self.output)[-1:])
         return f"{rid} to {end} tokens"
 
-    def finish(self, data: st.DataObject) -> str:
-        rid = self._one(data, self.running()).rid
+    def finish(self, choose: Choose) -> str:
+        rid = self._one(choose, self.running()).rid
         self.sim.call(lambda plane: plane.finish(rid))
         return rid
 
-    def abort(self, data: st.DataObject) -> str:
-        rid = self._one(data, self.live()).rid
+    def abort(self, choose: Choose) -> str:
+        rid = self._one(choose, self.live()).rid
         assert self.sim.call(lambda plane: plane.abort(rid))
         assert not self.sim.call(lambda plane: plane.abort(rid)), "a second abort must find nothing"
         return rid
 
-    def reject(self, data: st.DataObject) -> str:
-        rid = self._one(data, self.waiting()).rid
+    def reject(self, choose: Choose) -> str:
+        rid = self._one(choose, self.waiting()).rid
         self.sim.call(lambda plane: plane.reject(rid))
         return rid
 
-    def retract(self, data: st.DataObject) -> str:
-        attempt = self._one(data, self.live())
+    def retract(self, choose: Choose) -> str:
+        attempt = self._one(choose, self.live())
         rid, tokens = attempt.rid, self.targets[attempt.rid]
-        known = attempt.keys_known and data.draw(st.booleans(), label="keys known")
+        known = attempt.keys_known and choose.of("keys known", (False, True))
         keys = attempt.keys[: tokens // self.config.page_size] if known else None
         before = attempt.number
         self.sim.call(lambda plane: plane.retract(rid, tokens, keys))
@@ -249,68 +244,68 @@ class PipelineMachine(RuleBasedStateMachine):
 
     # ── the outside ──────────────────────────────────────────────────────────────────────────────────
 
-    def _any_op(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from(list(self.sim.outstanding)), label="operation")
+    def _any_op(self, choose: Choose) -> int:
+        return choose.of("operation", list(self.sim.outstanding))
 
-    def answer(self, data: st.DataObject) -> str:
-        return _brief(self.sim.answer(self._any_op(data)))
+    def answer(self, choose: Choose) -> str:
+        return _brief(self.sim.answer(self._any_op(choose)))
 
-    def answer_all(self, data: st.DataObject) -> str:
+    def answer_all(self, choose: Choose) -> str:
         count = len(self.sim.outstanding)
         self.sim.answer_all()
         return f"{count} operations"
 
-    def answer_part(self, data: st.DataObject) -> str:
-        op = self._any_op(data)
+    def answer_part(self, choose: Choose) -> str:
+        op = self._any_op(choose)
         keys = getattr(self.sim.outstanding[op], "keys", ())
         least = self.sim.landed.get(op, 0)
-        return _brief(self.sim.answer(op, pages=data.draw(st.integers(least, max(least, len(keys))), label="pages")))
+        return _brief(self.sim.answer(op, pages=choose.number("pages", least, max(least, len(keys)))))
 
-    def answer_failed(self, data: st.DataObject) -> str:
-        op = self._any_op(data)
+    def answer_failed(self, choose: Choose) -> str:
+        op = self._any_op(choose)
         return _brief(self.sim.answer(op, pages=self.sim.landed.get(op, 0), ok=False))
 
-    def lose(self, data: st.DataObject) -> str:
-        op = self._any_op(data)
+    def lose(self, choose: Choose) -> str:
+        op = self._any_op(choose)
         self.sim.lose(op)
         return str(op)
 
-    def progress(self, data: st.DataObject) -> str:
-        op = data.draw(st.sampled_from(self.reads()), label="operation")
+    def progress(self, choose: Choose) -> str:
+        op = choose.of("operation", self.reads())
         command = self.sim.outstanding[op]
         assert isinstance(command, Read)
-        pages = data.draw(st.integers(0, len(command.pages)), label="pages")
+        pages = choose.number("pages", 0, len(command.pages))
         self.sim.progress(op, pages)
         return f"{op}: {pages} of {len(command.pages)} pages"
 
-    def repeat(self, data: st.DataObject) -> str:
-        completion = self.sim.past[data.draw(st.integers(0, len(self.sim.past) - 1), label="completion")]
+    def repeat(self, choose: Choose) -> str:
+        completion = self.sim.past[choose.number("completion", 0, len(self.sim.past) - 1)]
         self.sim.repeat(completion)
         return _brief(completion)
 
-    def lose_keys(self, data: st.DataObject) -> str:
-        prompt = data.draw(prompts(), label="prompt")
+    def lose_keys(self, choose: Choose) -> str:
+        prompt = self.prompt(choose)
         self.sim.stored.difference_update(chain(*prompt)[-1:])
         return f"last page of {prompt}"
 
-    def store_keys(self, data: st.DataObject) -> str:
-        prompt = data.draw(prompts(), label="prompt")
+    def store_keys(self, choose: Choose) -> str:
+        prompt = self.prompt(choose)
         self.sim.stored.update(chain(*prompt))
         return prompt
 
     # ── operators and pressure ───────────────────────────────────────────────────────────────────────
 
-    def evict(self, data: st.DataObject) -> str:
+    def evict(self, choose: Choose) -> str:
         """Other users of the device pool take pages and give them back."""
         full = self.sim.plane.parts.full
-        count = data.draw(st.integers(1, full.tree.evictable), label="pages")
+        count = choose.number("pages", 1, full.tree.evictable)
         pages = full.take_device(full.device.available + count)
         assert pages is not None, f"{count} evictable pages were not had"
         full.give_device(pages)
         self.sim.pump()
         return f"{count} pages"
 
-    def flush(self, data: st.DataObject) -> str:
+    def flush(self, choose: Choose) -> str:
         numbers = {a.rid: a.number for a in self.live()}
         self.sim.call(lambda plane: plane.flush())
         assert {a.rid: a.number - 1 for a in self.live()} == numbers, "a flush restarts every live request"
@@ -319,24 +314,23 @@ class PipelineMachine(RuleBasedStateMachine):
             self.targets[rid] = self.sim.plane.parts.attempts.get(rid).num_tokens
         return f"{len(numbers)} restarted"
 
-    def detach(self, data: st.DataObject) -> str:
+    def detach(self, choose: Choose) -> str:
         self.sim.call(lambda plane: plane.detach())
         for attempt in self.waiting():
             assert attempt.state in (State.STAGED, State.RECOMPUTING), f"{attempt.describe()} after a detach"
         return ""
 
-    def attach(self, data: st.DataObject) -> str:
+    def attach(self, choose: Choose) -> str:
         self.sim.call(lambda plane: plane.attach())
         return ""
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
-    def teardown(self) -> None:
+    def wind_up(self) -> None:
         """The outside becomes honest; every request ends within the bound, and nothing stays owned."""
         self._run_dry()
         found = self.sim.leaks() + self.sim.stale_entries()
         assert not found, f"left behind: {found}"
-        event(f"failed loads: {min(2, self.sim.plane.parts.accounts.stats['failed_loads'])}")
 
     def _run_dry(self) -> None:
         config, quantum = self.config, max(1, self.config.chance_quantum_ms)
@@ -382,43 +376,113 @@ def _brief(completion: Completion) -> str:
     return f"{type(completion).__name__} {completion.op} {shown}"
 
 
-def _always(machine: PipelineMachine) -> bool:
+def _always(pipeline: Pipeline) -> bool:
     return True
 
 
-def _outstanding(machine: PipelineMachine) -> bool:
-    return bool(machine.sim.outstanding)
+def _outstanding(pipeline: Pipeline) -> bool:
+    return bool(pipeline.sim.outstanding)
 
 
-def _has(what: Callable[[PipelineMachine], list[T]]) -> Callable[[PipelineMachine], bool]:
-    return lambda machine: bool(what(machine))
+def _has(what: Callable[[Pipeline], list[T]]) -> Callable[[Pipeline], bool]:
+    return lambda pipeline: bool(what(pipeline))
 
 
-Act = Callable[[PipelineMachine, st.DataObject], str]
+Act = Callable[[Pipeline, Choose], str]
 
-ACTS: dict[str, tuple[Act, Callable[[PipelineMachine], bool]]] = {
-    "submit": (PipelineMachine.submit, _has(PipelineMachine.free_rids)),
-    "tick": (PipelineMachine.tick, _always),
-    "admit": (PipelineMachine.admit, _has(PipelineMachine.ready)),
-    "defer": (PipelineMachine.defer, _has(PipelineMachine.ready)),
-    "compute": (PipelineMachine.compute, _has(PipelineMachine.running)),
-    "extend": (PipelineMachine.extend, _has(PipelineMachine.running)),
-    "finish": (PipelineMachine.finish, _has(PipelineMachine.running)),
-    "abort": (PipelineMachine.abort, _has(PipelineMachine.live)),
-    "reject": (PipelineMachine.reject, _has(PipelineMachine.waiting)),
-    "retract": (PipelineMachine.retract, _has(PipelineMachine.live)),
-    "answer": (PipelineMachine.answer, _outstanding),
-    "answer_all": (PipelineMachine.answer_all, _outstanding),
-    "answer_part": (PipelineMachine.answer_part, _outstanding),
-    "answer_failed": (PipelineMachine.answer_failed, _outstanding),
-    "lose": (PipelineMachine.lose, _outstanding),
-    "progress": (PipelineMachine.progress, _has(PipelineMachine.reads)),
-    "repeat": (PipelineMachine.repeat, lambda machine: bool(machine.sim.past)),
-    "lose_keys": (PipelineMachine.lose_keys, _always),
-    "store_keys": (PipelineMachine.store_keys, _always),
-    "evict": (PipelineMachine.evict, lambda machine: machine.sim.plane.parts.full.tree.evictable > 0),
-    "flush": (PipelineMachine.flush, _always),
-    "detach": (PipelineMachine.detach, lambda machine: machine.sim.plane.parts.storage_on),
-    "attach": (PipelineMachine.attach, lambda machine: not machine.sim.plane.parts.storage_on),
+ACTS: dict[str, tuple[Act, Callable[[Pipeline], bool]]] = {
+    "submit": (Pipeline.submit, _has(Pipeline.free_rids)),
+    "tick": (Pipeline.tick, _always),
+    "admit": (Pipeline.admit, _has(Pipeline.ready)),
+    "defer": (Pipeline.defer, _has(Pipeline.ready)),
+    "compute": (Pipeline.compute, _has(Pipeline.running)),
+    "extend": (Pipeline.extend, _has(Pipeline.running)),
+    "finish": (Pipeline.finish, _has(Pipeline.running)),
+    "abort": (Pipeline.abort, _has(Pipeline.live)),
+    "reject": (Pipeline.reject, _has(Pipeline.waiting)),
+    "retract": (Pipeline.retract, _has(Pipeline.live)),
+    "answer": (Pipeline.answer, _outstanding),
+    "answer_all": (Pipeline.answer_all, _outstanding),
+    "answer_part": (Pipeline.answer_part, _outstanding),
+    "answer_failed": (Pipeline.answer_failed, _outstanding),
+    "lose": (Pipeline.lose, _outstanding),
+    "progress": (Pipeline.progress, _has(Pipeline.reads)),
+    "repeat": (Pipeline.repeat, lambda pipeline: bool(pipeline.sim.past)),
+    "lose_keys": (Pipeline.lose_keys, _always),
+    "store_keys": (Pipeline.store_keys, _always),
+    "evict": (Pipeline.evict, lambda pipeline: pipeline.sim.plane.parts.full.tree.evictable > 0),
+    "flush": (Pipeline.flush, _always),
+    "detach": (Pipeline.detach, lambda pipeline: pipeline.sim.plane.parts.storage_on),
+    "attach": (Pipeline.attach, lambda pipeline: not pipeline.sim.plane.parts.storage_on),
 }
-_WEIGHT = {"submit": 4, "tick": 6, "admit": 5, "compute": 3, "answer": 4, "answer_all": 3}
+_WEIGHT = {
+    "submit": 5, "tick": 12, "admit": 6, "compute": 4, "finish": 3, "answer": 5, "answer_all": 8, "evict": 4,
+    "store_keys": 3, "extend": 2, "progress": 2,
+}  # fmt: skip
+"""How often an act is chosen; those that are not named have 1."""
+
+
+class _Drawn:
+    """Choices of Hypothesis."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+
+    def number(self, what: str, least: int, most: int) -> int:
+        return self.data.draw(st.integers(least, most), label=what)
+
+    def of(self, what: str, options: Sequence[T]) -> T:
+        return options[self.data.draw(st.integers(0, len(options) - 1), label=what)]
+
+
+class _Random:
+    """Choices of a seeded generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def number(self, what: str, least: int, most: int) -> int:
+        return self.random.randint(least, most)
+
+    def of(self, what: str, options: Sequence[T]) -> T:
+        return self.random.choice(options)
+
+
+class PipelineMachine(RuleBasedStateMachine):
+    """The acts of a `Pipeline`, chosen and shrunk by Hypothesis."""
+
+    pipeline: type[Pipeline] = Pipeline
+    run: Pipeline | None = None
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.run = self.pipeline(_Drawn(data))
+        note(str(self.run.config))
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        assert self.run is not None
+        note(self.run.step(_Drawn(data)))
+
+    def teardown(self) -> None:
+        if self.run is not None:
+            self.run.wind_up()
+
+
+def random_walk(
+    seed: int, steps: int, pipeline: type[Pipeline] = Pipeline, seen: set[tuple[str, int]] | None = None
+) -> None:
+    """One run of `steps` acts. Raises what the run raises, with the seed and the last acts as a note; collects the
+    rows that fired in `seen`, as (table, row id)."""
+    choose = _Random(seed)
+    run = pipeline(choose)
+    if seen is not None:
+        watch_rows(run.sim, seen)
+    done: list[str] = []
+    try:
+        for _ in range(steps):
+            done.append(run.step(choose))
+        run.wind_up()
+    except BaseException as error:
+        text = "\n  ".join([f"random walk of seed {seed}; {run.config}", *done[-40:]])
+        raise RuntimeError(text) from error

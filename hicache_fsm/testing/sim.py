@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 
 from hicache_fsm.config import CacheConfig
 from hicache_fsm.control.plane import Candidate, ControlPlane
@@ -304,7 +304,7 @@ class Sim:
     def stale_entries(self) -> list[str]:
         """Books that still list something when nothing lives any more; empty at rest."""
         parts = self.plane.parts
-        books = {
+        books: dict[str, Sized] = {
             "retry entries": parts.retries.pending,
             "deadlines": parts.agenda.due,
             "parked hits": parts.parked.order,

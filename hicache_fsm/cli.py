@@ -1,0 +1,64 @@
+"""The command `hicache-fsm`. Each sub-command lives in the room that it belongs to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from hicache_fsm.lifecycle.render_cli import add_render_arguments, run_render
+from hicache_fsm.replay.cli import add_replay_arguments, run_replay
+
+BY_SIGNAL = 128
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hicache-fsm", description="The life of a request between stored KV cache and the device."
+    )
+    parser.add_argument("--version", action="version", version=f"hicache-fsm {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    replay = commands.add_parser(
+        "replay",
+        help="run a workload through cache, store and staging, and verify every byte",
+        description="Runs a workload through the control plane, a real store and a real staging layer; compares every "
+        "KV row that a request reads with what computing it would have given.",
+        epilog="Exit codes: 0 passed; 1 wrong bytes, leaks or requests without an end; 2 refused (options, trace, "
+        "store); 130 interrupted, after everything was given back.",
+    )
+    add_replay_arguments(replay)
+    replay.set_defaults(run=run_replay)
+    render = commands.add_parser("render", help="draw a lifecycle table", description="Draws a lifecycle table.")
+    add_render_arguments(render)
+    render.set_defaults(run=run_render)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("hicache-fsm: interrupted", file=sys.stderr)
+        return BY_SIGNAL + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of our output has gone; without this, Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BY_SIGNAL + signal.SIGPIPE
+    return code
+
+
+def _version() -> str:
+    try:
+        return version("hicache-fsm")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
