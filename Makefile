@@ -14,7 +14,8 @@ help: ## list the targets
 
 run: $(STAMP) ## replay a small chat workload, report in out/
 	@mkdir -p out
-	@$(BIN)/hicache-fsm replay --requests 400 --seed 1 --report out/replay.html --json out/replay.json
+	@$(BIN)/hicache-fsm replay --requests 400 --seed 1 --device-tokens 131072 --staging-tokens 32768 \
+	  --report out/replay.html --json out/replay.json
 
 test: need-dot check ## everything that must hold: check, then the tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from hicache_fsm.lifecycle.render_cli import add_render_arguments, run_render
 from hicache_fsm.replay.cli import add_replay_arguments, run_replay
@@ -19,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hicache-fsm", description="The life of a request between stored KV cache and the device."
     )
-    parser.add_argument("--version", action="version", version=f"hicache-fsm {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     replay = commands.add_parser(
         "replay",
@@ -53,11 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _version() -> str:
-    try:
-        return version("hicache-fsm")
-    except PackageNotFoundError:
-        return "(not installed)"
+class _Version(argparse.Action):
+    """Reads the version only when it is asked for: that takes longer than building the parser."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"hicache-fsm {version('hicache-fsm')}")
+        except PackageNotFoundError:
+            print("hicache-fsm, run from a folder in which it is not installed")
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -246,6 +246,8 @@ class ControlPlane:
     def consider(self, attempt: Attempt) -> Candidate | None:
         """The scheduler has reached this request: settle what it can be admitted with, at this moment."""
         parts = self.parts
+        if not parts.is_candidate(attempt):
+            return None
         if attempt.state in TIMED:
             parts.machine.fire(attempt, Event.CUT, self._landed(attempt))
         plan = parts.prefetch.plan(attempt) if attempt.state == State.STAGED else None

@@ -63,7 +63,8 @@ def _tokens(result: ReplayResult) -> Iterator[str]:
     prompt = tokens["prompt"]
     yield from _table("prompt tokens", {name: tokens[name] for name in ("device", "storage", "computed")}, prompt)
     yield _line("  all", prompt)
-    yield _line("reused", result.reused, f"{share(result.reused, prompt):>8}", f"{result.reuse_of_ideal:.3f} of the ideal")
+    of_ideal = f"{result.reuse_of_ideal:.3f} of the ideal"
+    yield _line("reused", result.reused, f"{share(result.reused, prompt):>8}", of_ideal)
     yield _line("ideal", tokens["ideal"], f"{share(tokens['ideal'], prompt):>8}", "an unbounded cache, filled at once")
     device_only = tokens["device_only"]
     yield _line("device only", device_only, f"{share(device_only, prompt):>8}", "an LRU cache of the device pool alone")

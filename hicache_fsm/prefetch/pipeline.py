@@ -160,10 +160,14 @@ class PrefetchPipeline:
     def commit(self, attempt: Attempt) -> Refusal | None:
         """Turn a known hit into a running read, or end it; a refusal leaves everything as it was.
 
-        The order is upstream's: base, cover, pin, trim, allocate. Trimming is worked out anew at each try
+        The order is upstream's after the pools themselves: base, cover, pin, trim, allocate. Trimming is worked out anew at each try
         and written down only with the grant, so that an eviction in between costs nothing.
         """
         config, full = self.config, self.full
+        if full.read_limit < config.threshold_pages:
+            self.accounts.count("declined_unservable_prefix")
+            self.machine.fire(attempt, Event.UNSERVABLE)
+            return None
         match = self.boundary(attempt)
         if match < attempt.base_pages:
             self.accounts.count("declined_anchor_lost")
@@ -173,10 +177,6 @@ class PrefetchPipeline:
             self.accounts.count("declined_device_covered")
             attempt.relied_pages = match
             self.machine.fire(attempt, Event.COVERED)
-            return None
-        if full.read_limit < config.threshold_pages:
-            self.accounts.count("declined_unservable_prefix")
-            self.machine.fire(attempt, Event.UNSERVABLE)
             return None
         tokens = match * config.page_size
         pinnable = tokens > 0 and full.pin_ever_fits(tokens)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hicache_fsm.config import PrefetchPolicy
 from hicache_fsm.errors import HiCacheError, IllegalTransition, InvariantViolation
-from hicache_fsm.replay.options import POOLS, PoolSizes, ReplayOptions
+from hicache_fsm.replay.options import PLANTS, POOLS, PoolSizes, ReplayOptions
 from hicache_fsm.testing.faulty_store import Faults
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ PASSED, FAILED, REFUSED = 0, 1, 2
 BY_SIGNAL = 128
 """Exit codes; a run ended by signal N gives 128 + N."""
 DEFAULT = ReplayOptions()
-PLANTS = ("early-staging-release", "skip-layer-wait", "early-ack")
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +56,9 @@ def _memory(group: Group) -> None:
     _number(group, "--page-size", DEFAULT.page_size, "tokens of a page")
     _number(group, "--bytes-per-token", DEFAULT.bytes_per_token, "over all layers")
     _number(group, "--layers", DEFAULT.num_layers, "layers of the made-up model")
-    group.add_argument("--pools", choices=tuple(POOLS), default="default", help="sizes of both pools (default: default)")
-    group.add_argument("--device-tokens", type=int, metavar="N", help="size of the device pool, instead of the preset's")
-    group.add_argument("--staging-tokens", type=int, metavar="N", help="size of staging, instead of the preset's")
+    group.add_argument("--pools", choices=tuple(POOLS), default="default", help="both sizes (default: default)")
+    group.add_argument("--device-tokens", type=int, metavar="N", help="device pool, instead of the preset's")
+    group.add_argument("--staging-tokens", type=int, metavar="N", help="staging, instead of the preset's")
     group.add_argument("--store", type=Path, metavar="FOLDER", help="keep pages here (default: a temporary folder)")
     group.add_argument("--store-bytes", type=int, metavar="N", help="evict old pages beyond this size")
     _number(group, "--read-threads", DEFAULT.read_threads, "threads that read pages")

@@ -12,9 +12,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from hicache_fsm.admission.budget import BudgetLimits
 from hicache_fsm.config import CacheConfig
@@ -182,7 +182,8 @@ class _Run:
                         return
                     self.clock.now_ms = due_ms  # nobody waits or runs: nothing happens until then
             rid = f"r{self.next}"
-            self.scheduler.submit(Request(rid, request.tokens(), request.output_length))
+            tokens = cast("Sequence[int]", request.tokens())  # an array is one in all that we use of it
+            self.scheduler.submit(Request(rid, tokens, request.output_length))
             self.next += 1
 
     def _pass(self) -> None:

@@ -25,6 +25,9 @@ POOLS = {
 }
 """Presets. `tight` makes parking, deferring, retraction and shrinking happen."""
 
+PLANTS = ("early-staging-release", "skip-layer-wait", "early-ack")
+"""Faults that `replay.planted` can build in."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
@@ -56,7 +59,7 @@ class ReplayOptions:
     lookup_threads: int = 4
     faults: Faults = field(default_factory=lambda: NO_FAULTS)
     kill_store_after: int | None = None  # store calls after which every call fails
-    planted: str = ""  # a fault of the staging layer or the core that the replay must notice
+    planted: str = ""  # a fault of the staging layer or the core that the replay must notice: one of PLANTS
     pass_ms: int = 1  # virtual time of one pass
     debug: bool = False
 

@@ -70,8 +70,8 @@ def output_files(*paths: Path | None) -> Iterator[list[OutputFile | None]]:
             raise ConfigError(f"{path} is named for two outputs; give each its own file")
     with contextlib.ExitStack() as stack:
         files: list[OutputFile | None] = []
-        for path in paths:
-            file = None if path is None else OutputFile(path)
+        for wanted in paths:
+            file = None if wanted is None else OutputFile(wanted)
             if file is not None:
                 stack.callback(file.discard)
             files.append(file)

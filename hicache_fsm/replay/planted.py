@@ -8,9 +8,9 @@ from hicache_fsm.control.effects import RequestEffects
 from hicache_fsm.errors import ConfigError
 from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.model import Row
+from hicache_fsm.replay.options import PLANTS
 from hicache_gpu.faults import CopyFaults
 
-NAMES = ("early-staging-release", "skip-layer-wait", "early-ack")
 SLOW_S = 0.002
 """Delay of each layer of each copy, so that a planted race is lost for certain."""
 
@@ -42,4 +42,4 @@ def plant(name: str) -> Planted:
             return Planted(CopyFaults(layer_delay_s=SLOW_S, skip_layer_wait=True), RequestEffects)
         case "early-ack":
             return Planted(CopyFaults(layer_delay_s=SLOW_S, early_ack=True), RequestEffects)
-    raise ConfigError(f"unknown planted fault {name!r}; there are: {', '.join(NAMES)}")
+    raise ConfigError(f"unknown planted fault {name!r}; there are: {', '.join(PLANTS)}")

@@ -37,7 +37,8 @@ class TraceRequest(NamedTuple):
         """The synthesized prompt."""
         starts = np.asarray(self.hash_ids, dtype=np.uint32) * np.uint32(BLOCK_TOKENS)
         blocks = starts[:, None] + np.arange(BLOCK_TOKENS, dtype=np.uint32)
-        return blocks.reshape(-1)[: self.input_length]
+        prompt: npt.NDArray[np.uint32] = blocks.reshape(-1)[: self.input_length]
+        return prompt
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
@@ -63,7 +64,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
 def _parse(line: bytes, where: str) -> TraceRequest:
     try:
         record = json.loads(line)
-    except ValueError as error:  # includes undecodable bytes
+    except (ValueError, RecursionError) as error:  # undecodable bytes, and brackets without end
         raise TraceError(f"{where}: not a JSON object ({error}); is the file truncated?") from error
     if not isinstance(record, dict):
         raise TraceError(f"{where}: expected a JSON object, found {type(record).__name__}")
@@ -80,7 +81,8 @@ def _parse(line: bytes, where: str) -> TraceRequest:
 
 def _whole(record: dict[str, Any], name: str, where: str) -> int:
     value = record.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != int(value) or value < 0:
+    whole = type(value) is int or (type(value) is float and value.is_integer())
+    if not whole or value < 0:
         raise TraceError(f"{where}: {name} must be a whole number, not negative, found {value!r}")
     return int(value)
 

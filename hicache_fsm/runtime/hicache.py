@@ -106,6 +106,20 @@ class HiCache:
         self._prompts.pop(rid, None)
         return self._plane.abort(rid)
 
+    def finish(self, rid: str, num_tokens: int = 0, keys: tuple[PageKey, ...] = ()) -> bool:
+        """A running request is complete; see `ControlPlane.finish`. False if it is not live."""
+        return self._plane.finish(rid, num_tokens, keys)
+
+    def retract(
+        self, rid: str, tokens: Sequence[int], *, namespace: Namespace = DEFAULT_NAMESPACE
+    ) -> Attempt:
+        """Take a request back to the queue as a new attempt of `tokens` (prompt and output so far); its keys
+        are computed on a worker thread again. Raises `UnknownRequest` if it is not live."""
+        attempt = self._plane.retract(rid, len(tokens))
+        self._prompts[rid] = (tokens, namespace)
+        self._execute()
+        return attempt
+
     def admissible(self) -> Iterator[Candidate]:
         """Requests that could be admitted now, in queue order. Each is looked at when it is reached, so that
         admitting one may change what the next can get."""
