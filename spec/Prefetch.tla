@@ -571,4 +571,5 @@ Rest    == /\ \A r \in Req : st.ph[r] \in {"new", "gone"}
            /\ st.ops = {} /\ st.free = Rows /\ st.pinned = 0
            /\ st.dfree + Total([c \in Chains |-> Len(st.tree[c])], Chains) = D
 AllBack == <>[]Rest
+WritesEnd == \A w \in Spans : (st.spans[w].q # "none") ~> (st.spans[w].q \in {"stored", "dropped"})
 =============================================================================

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hicache_fsm.control.termination import waiting_bound
+from hicache_fsm.config import CacheConfig
+from hicache_fsm.control.termination import WaitingBound, waiting_bound
 from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.table import TIMED, State
-from hicache_fsm.testing.pipeline_machine import Choose, Pipeline, PipelineMachine, random_walk, small_config
+from hicache_fsm.testing.pipeline_machine import DrawnChoices, PipelineMachine
+from hicache_fsm.testing.pipeline_walk import Choose, Pipeline, RandomChoices, random_walk, small_config
 
 
 class TestPipeline(PipelineMachine.TestCase):
@@ -21,20 +25,6 @@ def test_random_walks(block: int) -> None:
     """Longer runs than Hypothesis affords, of fixed seeds; what they find is not shrunk."""
     for seed in range(60 * block, 60 * block + 60):
         random_walk(seed, 100)
-
-
-class Drawn:
-    """Choices of Hypothesis for tests that are no state machines."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self.data = data
-
-    def number(self, what: str, least: int, most: int) -> int:
-        return self.data.draw(st.integers(least, most), label=what)
-
-    def of(self, what: str, options: object) -> object:
-        assert isinstance(options, (list, tuple, str))
-        return options[self.data.draw(st.integers(0, len(options) - 1), label=what)]
 
 
 class HostileEngine(Pipeline):
@@ -57,7 +47,7 @@ class HostileEngine(Pipeline):
 
     def hinder(self, choose: Choose) -> None:
         plane, sim = self.sim.plane, self.sim
-        match choose.of("hindrance", ("none", "evict", "grow", "answer", "fail", "progress", "park")):
+        match choose.of("hindrance", ("none", "evict", "grow", "answer", "fail", "progress", "news")):
             case "evict" if plane.parts.full.tree.evictable:
                 self.evict(choose)
             case "grow":
@@ -68,8 +58,8 @@ class HostileEngine(Pipeline):
                 self.answer_failed(choose)
             case "progress" if self.reads():
                 self.progress(choose)
-            case "park" if plane.parts.full.staging.available and not plane.parts.full.writes.value:
-                rows = plane.parts.full.take_write_staging(choose.number("rows", 1, plane.parts.full.staging.available))
+            case "news" if plane.parts.full.staging.available:
+                rows = plane.parts.full.take_write_staging(1)  # staging comes back: a parked head is tried again
                 assert rows is not None
                 plane.parts.full.give_write_staging(rows)
 
@@ -78,8 +68,7 @@ class HostileEngine(Pipeline):
         rid, plane = "other", self.sim.plane
         if plane.parts.attempts.find(rid) is not None:
             return
-        self.sim.submit(rid, "t" * choose.number("grown", 1, 8), priority=-1)
-        plane.parts.attempts.get(rid).priority = -1
+        self.sim.submit(rid, "t" * choose.number("grown", 1, 8))
         if self.sim.admit(rid):
             if not plane.parts.attempts.get(rid).load_ops:
                 self.sim.compute(rid)
@@ -91,11 +80,9 @@ class HostileEngine(Pipeline):
     def offer(self, attempt: Attempt) -> None:
         plane = self.sim.plane
         candidate = plane.consider(attempt)
-        if candidate is None:
-            pass
-        elif candidate.plan is not None:
+        if candidate is not None and candidate.plan is not None:
             plane.defer(candidate)
-        else:
+        elif candidate is not None:
             plane.abort(attempt.rid)  # nothing but device room is missing: that is the engine's to give
         self.sim.pump()
 
@@ -103,33 +90,32 @@ class HostileEngine(Pipeline):
 @settings(max_examples=120)
 @given(data=st.data())
 def test_no_attempt_waits_longer_than_its_bound(data: st.DataObject) -> None:
-    choose = Drawn(data)
-    engine = HostileEngine(choose)  # type: ignore[arg-type]
-    engine.sim.submit("r", "t" * 10, hashed=False)
+    choose = DrawnChoices(data)
+    engine = HostileEngine(choose)
+    engine.sim.submit("r", "t" * 10)
     tokens = engine.sim.plane.parts.attempts.get("r").num_tokens
     bound = waiting_bound(engine.config, tokens)
-    took = engine.passes_of("r", choose)  # type: ignore[arg-type]
+    took = engine.passes_of("r", choose)
     assert took <= bound.passes(1), f"{took} passes, bound {bound}"
 
 
-def test_the_bound_names_every_cap() -> None:
-    """Each cap moves its own part of the bound by exactly what it is changed by."""
-    base = small_config(_Least())
+def test_the_bound_moves_with_every_cap() -> None:
+    base = small_config(RandomChoices(1))
     bound = waiting_bound(base, 100)
-    for field, part, weight in (("retry_max_attempts", "lookups", 1), ("park_cap", "chances", 1), ("max_defers", "chances", 1)):
-        from dataclasses import replace
 
-        more = waiting_bound(replace(base, **{field: getattr(base, field) + 5}), 100)
-        assert getattr(more, part) == getattr(bound, part) + 5 * weight
-    assert bound.storage_ms == base.read_deadline_ms(100)
-    assert bound.passes(10) == bound.chances + -(-bound.storage_ms // 10) + 2 * bound.lookups
+    def more(**changes: int) -> WaitingBound:
+        return waiting_bound(replace(base, **changes), 100)
+
+    retries = base.retry_max_attempts + 5
+    assert more(retry_max_attempts=retries).lookups == 1 + retries
+    assert more(retry_max_attempts=retries).chances == bound.chances + 5
+    assert more(park_cap=base.park_cap + 5).chances == bound.chances + 5
+    assert more(max_defers=base.max_defers + 5).refusals == bound.refusals + 5
+    assert (bound.storage_ms, bound.answers_ms) == (base.prefetch_hard_max_ms, base.read_deadline_ms(100))
     assert TIMED == (State.QUERYING, State.READING, State.PARKED), "the states that the storage clock covers"
 
 
-class _Least:
-    def number(self, what: str, least: int, most: int) -> int:
-        return least
-
-    def of(self, what: str, options: object) -> object:
-        assert isinstance(options, (list, tuple, str))
-        return options[0]
+def test_the_bound_of_the_documentation() -> None:
+    bound = waiting_bound(CacheConfig(), 32_768)
+    assert bound == WaitingBound(9, 1033, storage_ms=30_000, answers_ms=9000, refusals=32, refusal_ms=10)
+    assert bound.passes(10) == 1033 + 3000 + 18 + 32

@@ -19,9 +19,9 @@ from hicache_fsm.replay.options import PLANTS, PoolSizes, ReplayOptions
 from hicache_fsm.replay.workload import BLOCK_TOKENS, TraceRequest
 from hicache_fsm.testing.faulty_store import Faults
 
-SMALL = ReplayOptions(requests=120, seed=1, pools=PoolSizes(32_768, 16_384), debug=True)
+SMALL = ReplayOptions(requests=120, seed=1, concurrency=16, pools=PoolSizes(32_768, 16_384), debug=True)
 # The proportions of the `tight` preset for prompts of a few thousand tokens.
-TIGHT = ReplayOptions(requests=160, seed=1, pools=PoolSizes(36_864, 9_216), debug=True)
+TIGHT = ReplayOptions(requests=160, seed=1, concurrency=32, pools=PoolSizes(36_864, 9_216), debug=True)
 
 
 def run(options: ReplayOptions = SMALL, workload: list[TraceRequest] | None = None, **more: Any) -> ReplayResult:
@@ -65,18 +65,23 @@ def test_a_second_run_finds_everything_in_the_store(filled: tuple[Path, ReplayRe
     assert second.writes["stored_pages"] < first.writes["stored_pages"]
 
 
-def test_a_store_of_another_layout_is_refused(filled: tuple[Path, ReplayResult]) -> None:
+def test_pages_of_another_layout_are_not_mixed_with_ours(filled: tuple[Path, ReplayResult]) -> None:
     folder, _ = filled
-    with pytest.raises(StoreError):
-        run(replace(SMALL, store=folder, page_size=32))
+    before = run(replace(SMALL, requests=20, store=folder))
+    result = run(replace(SMALL, requests=20, store=folder, page_size=32))
+    assert_passed(result)
+    assert before.tokens["storage"] > 0
+    assert result.tokens["storage"] == 0, "the same prompts, but nothing that this layout could read"
 
 
 def test_tight_pools_park_defer_retract_and_shrink() -> None:
-    result = run(TIGHT)
+    # Long outputs grow beyond what admission has reserved, which is what retracts.
+    workload = [r._replace(output_length=4 * r.output_length) for r in load_workload(TIGHT)]
+    result = run(TIGHT, workload)
     assert_passed(result)
     happened = {name: getattr(result, name) for name in ("parks", "defers", "retractions", "shrinks")}
     assert all(happened.values()), happened
-    assert result.reuse_of_ideal >= 0.8
+    assert result.reuse_of_ideal >= 0.75
     assert result.high_water["staging_reads"] <= result.high_water["staging"]
     assert result.high_water["pinned"] <= result.high_water["pin_cap"]
 
@@ -145,9 +150,8 @@ def test_stopping_gives_everything_back() -> None:
 
 
 @pytest.mark.parametrize("planted", PLANTS)
-def test_a_planted_fault_fails_the_replay(planted: str, filled: tuple[Path, ReplayResult]) -> None:
-    folder, _ = filled  # a full store: many loads, which is what the faults break
-    result = run(replace(SMALL, requests=60, store=folder, planted=planted, debug=False))
+def test_a_planted_fault_fails_the_replay(planted: str) -> None:
+    result = run(replace(SMALL, planted=planted, debug=False))
     assert not result.passed
     assert result.content_errors > 0
     assert any("wrong bytes" in reason for reason in result.failures())
@@ -177,16 +181,16 @@ HARDSHIPS: dict[str, dict[str, Any]] = {
     "full store": {"faults": Faults(full=True)},
     "capped store": {"store_bytes": 2 << 20},
     "dead store": {"kill_store_after": 0},
-    "store killed on the way": {"kill_store_after": 150},
+    "store killed on the way": {"kill_store_after": 450},
     "one thread each": {"read_threads": 1, "lookup_threads": 1},
 }
 
 
 @pytest.mark.parametrize("name", HARDSHIPS)
-def test_everything_ends_and_nothing_leaks(name: str, filled: tuple[Path, ReplayResult], tmp_path: Path) -> None:
+def test_everything_ends_and_nothing_leaks(name: str) -> None:
     result = run(replace(TIGHT, **HARDSHIPS[name]))
     assert_passed(result)
-    assert result.tokens["storage"] > 0 or name in ("dead store", "full store"), result.tokens
+    assert (result.tokens["storage"] == 0) == (name in ("dead store", "full store")), result.tokens
 
 
 def test_faults_are_told() -> None:

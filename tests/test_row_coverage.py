@@ -18,7 +18,7 @@ from hicache_fsm.lifecycle.operation_table import OPERATION_TABLE, OpKind
 from hicache_fsm.lifecycle.span_table import SPAN_TABLE
 from hicache_fsm.lifecycle.table import REQUEST_TABLE, Event, State
 from hicache_fsm.ports import LookupDone, Lost
-from hicache_fsm.testing.pipeline_machine import watch_rows
+from hicache_fsm.testing.pipeline_walk import watch_rows
 from hicache_fsm.testing.sim import Sim, chain
 from tests.field.tools import BEST_EFFORT, answer, end_all, evict, get, look_up, make_resident, read, sim, stage, state
 

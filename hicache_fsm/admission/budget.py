@@ -36,6 +36,10 @@ class BudgetLimits:
     chunked_prefill_size: int = 8_192
     max_running_requests: int = 256
     exact_chunk_fill: bool = False  # fill the chunk to the token; its end need not be a whole page
+    # Prefill holds back while more pages than this wait to be written (0: never): computing faster than the store
+    # takes pages would only evict them before they are stored.
+    max_write_backlog_pages: int = 0
+    write_patience_ms: int = 1000  # a store that has not answered a write for so long does not hold prefill back
 
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1 or self.max_running_requests < 1 or self.chunked_prefill_size < 0:

@@ -28,7 +28,7 @@ class BackupPipeline:
 
     __slots__ = (
         "config", "full", "ops", "beliefs", "machine", "queue", "live", "pending", "queued_pages", "last_id",
-        "stored_pages", "dropped_pages",
+        "stored_pages", "dropped_pages", "now_ms", "last_answer_ms",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class BackupPipeline:
         self.pending: dict[PageKey, None] = {}  # queued, copying or storing
         self.queued_pages = 0
         self.last_id = 0
+        self.now_ms = 0
+        self.last_answer_ms = 0  # when the store last answered a write
         self.stored_pages = 0
         self.dropped_pages: dict[str, int] = {drop.value: 0 for drop in Drop}
 
@@ -103,6 +105,12 @@ class BackupPipeline:
         self.queued_pages += len(run)
         self.pending.update(dict.fromkeys(run))
         self._mark(run, True)
+
+    def outruns_store(self, limit_pages: int, patience_ms: int) -> bool:
+        """Whether more pages than `limit_pages` wait to be written to a store that is answering. A store that
+        has not answered for `patience_ms` is not worth waiting for."""
+        behind = self.queued_pages > limit_pages
+        return behind and bool(self.live) and self.now_ms - self.last_answer_ms < patience_ms
 
     # ── staging, at the end of each tick ─────────────────────────────────────────────────────────────
 
@@ -180,6 +188,7 @@ class BackupPipeline:
 
     def answered(self, op: Operation, stored: int) -> None:
         span = self.live[op.span]
+        self.last_answer_ms = self.now_ms
         self.machine.fire(span, SpanEvent.ANSWERED, stored)
         self._end(span)
 

@@ -6,6 +6,7 @@ Each has a name, so that a fault which trips one can be told from its message.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from hicache_fsm.control.parts import Parts
 from hicache_fsm.lifecycle.operation_table import OpKind
@@ -223,7 +224,7 @@ def _loads(parts: Parts) -> list[str]:
     return [] if readers == listed else [f"load readers differ: {sorted(readers ^ listed)}"]
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[Parts], list[str]]] = {
     "pool": _pool,
     "staging": _staging,
     "device": _device,

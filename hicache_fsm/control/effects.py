@@ -16,7 +16,7 @@ from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.model import Row
 from hicache_fsm.lifecycle.operation_table import OpKind
 from hicache_fsm.lifecycle.operations import OperationTable
-from hicache_fsm.lifecycle.table import EFFECTS
+from hicache_fsm.lifecycle.table import EFFECTS, State
 from hicache_fsm.ports import Lookup, Read
 from hicache_fsm.prefetch.accounts import HitAccounts
 from hicache_fsm.prefetch.parking import ParkedQueue
@@ -96,16 +96,21 @@ class RequestEffects:
         self.retries.refetch(attempt.rid, attempt.end_pages)
 
     def run_clock(self, attempt: Attempt, row: Row, argument: int) -> None:
-        if attempt.clock_left_ms < 0:
+        if attempt.hard_left_ms < 0:
             requested = attempt.num_tokens - attempt.base_pages * self.config.page_size
             attempt.clock_left_ms = self.config.read_deadline_ms(requested)
+            attempt.hard_left_ms = self.config.prefetch_hard_max_ms
+        parked = row.target == State.PARKED
+        left = attempt.hard_left_ms if parked else min(attempt.clock_left_ms, attempt.hard_left_ms)
         attempt.clock_since_ms = self.now_ms
-        self.agenda.set(attempt.slot, self.now_ms + attempt.clock_left_ms)
+        self.agenda.set(attempt.slot, self.now_ms + left)
 
     def hold_clock(self, attempt: Attempt, row: Row, argument: int) -> None:
         if attempt.clock_since_ms >= 0:
             used = self.now_ms - attempt.clock_since_ms
-            attempt.clock_left_ms = max(0, attempt.clock_left_ms - used)
+            attempt.hard_left_ms = max(0, attempt.hard_left_ms - used)
+            if row.source != State.PARKED:
+                attempt.clock_left_ms = max(0, attempt.clock_left_ms - used)
             attempt.clock_since_ms = -1
         self.agenda.drop(attempt.slot)
 

@@ -84,7 +84,7 @@ class Parts:
         """The agreed clock of this pass; it never goes back."""
         assert now_ms >= self.now_ms, f"the agreed clock went back from {self.now_ms} to {now_ms} ms"
         self.pass_no = pass_no
-        self.now_ms = self.effects.now_ms = self.prefetch.now_ms = now_ms
+        self.now_ms = self.effects.now_ms = self.prefetch.now_ms = self.backup.now_ms = now_ms
         self.machine.pass_no = self.ops.machine.pass_no = self.backup.machine.pass_no = pass_no
 
     def is_candidate(self, attempt: Attempt) -> bool:
@@ -97,9 +97,12 @@ class Parts:
 
     def _guards(self) -> dict[str, Callable[[Attempt, int], bool]]:
         cap, interval = self.config.retry_max_attempts, self.config.retry_poll_interval_passes
+        # Speculative polls may use half of the attempts (at least one); the others are kept for retries that have a
+        # reason, so that a long wait cannot use them all up before the prefix moves.
+        polls = cap - cap // 2
         defers, chances = self.config.max_defers, self.config.park_cap
         return {
-            "may_poll": lambda a, _: interval > 0 and a.retries < cap,
+            "may_poll": lambda a, _: interval > 0 and a.retries < polls,
             "may_refetch": lambda a, _: a.storage_open and a.retries < cap and a.chances + 1 < chances,
             "usable": lambda a, pages: pages > 0,
             "defers_left": lambda a, _: a.defers + 1 < defers,

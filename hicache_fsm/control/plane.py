@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hicache_fsm.config import CacheConfig
-from hicache_fsm.control.effects import RequestEffects
 from hicache_fsm.control.answers import Answers, agreed_order
+from hicache_fsm.control.effects import RequestEffects
 from hicache_fsm.control.parts import Observer, Parts
 from hicache_fsm.control.waiting import Place
 from hicache_fsm.lifecycle.attempt import Attempt
@@ -32,6 +32,10 @@ from hicache_fsm.lifecycle.span_table import SpanEvent
 from hicache_fsm.lifecycle.table import REQUEST_TABLE, TIMED, Event, Outcome, State
 from hicache_fsm.ports import Command, Completion, Hash, Load, PageKey
 from hicache_fsm.prefetch.pipeline import Plan
+
+
+NO_EPOCH = -1
+"""Of answers that teach nothing about the present store."""
 
 
 class Candidate(NamedTuple):
@@ -405,8 +409,15 @@ class ControlPlane:
 
     def attach(self) -> None:
         """Open storage again, for attempts that start from now on; what another store holds is not known."""
-        self.parts.storage_on = True
-        self.parts.beliefs.clear()
+        parts = self.parts
+        parts.storage_on = True
+        parts.beliefs.clear()
+        # Answers that are still to come speak of the store that was there before.
+        for op in parts.ops.live.values():
+            if op.kind in (OpKind.LOOKUP, OpKind.READ):
+                op.epoch = NO_EPOCH
+        for span in parts.backup.live.values():
+            span.epoch = NO_EPOCH
 
     def flush(self) -> None:
         """Drop the tree and all beliefs; the store keeps its pages. Every live request goes on as a new

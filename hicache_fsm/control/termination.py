@@ -16,7 +16,8 @@ class WaitingBound(NamedTuple):
 
     lookups: int  # look-ups and known hits taken up, the first one included
     chances: int  # passes lost to armed refetches
-    storage_ms: int  # agreed time in which storage is awaited (querying, reading, parked)
+    storage_ms: int  # agreed time in which storage is awaited (querying, reading, parked): the hard maximum
+    answers_ms: int  # the part of it that may be spent on the store's answers (querying, reading): the policy's
     refusals: int  # counted refusals of its holds
     refusal_ms: int  # agreed time after which a refusal counts even if nothing has changed
 
@@ -35,7 +36,8 @@ def waiting_bound(config: CacheConfig, num_tokens: int) -> WaitingBound:
     candidate once a pass and, when it takes no hold, refuses it for lack of device room only.
 
     * look-ups: the first is free, each further one costs a retry;
-    * storage time: one clock for the whole attempt, which runs in the three timed states and is never set again;
+    * storage time: one clock for the whole attempt, which runs in the three timed states and is never set again. It
+      has two budgets, of which the policy's stands while the hit is parked;
     * an armed refetch waits for the next tick. It follows a look-up (its base or its hold was lost, or best
       effort cut it while parked: once per look-up), or a shrunk base, which costs a chance;
     * `max_defers` refusals count, over all holds of the attempt, before the hold is dropped; one counts when the
@@ -43,5 +45,7 @@ def waiting_bound(config: CacheConfig, num_tokens: int) -> WaitingBound:
     """
     lookups = 1 + config.retry_max_attempts
     chances = lookups + config.park_cap
-    storage_ms = config.read_deadline_ms(num_tokens)
-    return WaitingBound(lookups, chances, storage_ms, config.max_defers, config.chance_quantum_ms)
+    answers_ms = config.read_deadline_ms(num_tokens)
+    return WaitingBound(
+        lookups, chances, config.prefetch_hard_max_ms, answers_ms, config.max_defers, config.chance_quantum_ms
+    )

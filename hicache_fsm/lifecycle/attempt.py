@@ -47,6 +47,7 @@ class Attempt:
         "refused_ms",
         "chances",
         "clock_left_ms",
+        "hard_left_ms",
         "clock_since_ms",
         "waiting_since_ms",
         "storage_open",
@@ -84,7 +85,8 @@ class Attempt:
         self.refused_room = 0  # device pages there were at the last counted refusal
         self.refused_ms = 0  # when that was
         self.chances = 0
-        self.clock_left_ms = -1  # what is left of the deadline (-1: not set)
+        self.clock_left_ms = -1  # what the policy leaves for the store's answers (-1: not set)
+        self.hard_left_ms = -1  # what the hard maximum leaves for all waiting for storage (-1: not set)
         self.clock_since_ms = -1  # when the clock was started (-1: it stands)
         self.waiting_since_ms = 0
         self.storage_open = True

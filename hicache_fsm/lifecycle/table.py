@@ -26,7 +26,9 @@ operation, and they come back with the acknowledgement (quarantine). So nothing 
 ended attempt owns nothing at once.
 
 Time. `hold_clock` and `run_clock` keep the deadline's clock running only while storage is awaited
-(`querying`, `reading`, `parked`); waiting for device room does not use it up.
+(`querying`, `reading`, `parked`); waiting for device room does not use it up. Two budgets: the policy's, for
+the store's answers (`querying`, `reading`), and the hard maximum, for all three; a parked hit waits for room,
+not for the store, so that only the hard maximum (and its chances) bound it.
 
 Identity. Completions reach this table only when their operation is the attempt's current one; all others
 are counted by the operation table and change nothing here.
@@ -173,7 +175,7 @@ EVENTS = (
 )
 
 GUARDS = {
-    "may_poll": "paced retries are on and the retry cap is not used up",
+    "may_poll": "paced retries are on and their half of the retry cap is not used up",
     "may_refetch": "storage is open to the attempt, and neither the retry cap nor the park cap is used up",
     "usable": "at least one leading page has landed",
     "defers_left": "one more refusal stays below the defer cap",
@@ -187,7 +189,7 @@ EFFECTS = {
     "disarm": "forget the retry entry",
     "arm_poll": "arm a paced retry; never overwrites an immediate one",
     "arm_refetch": "arm an immediate retry with the known end",
-    "run_clock": "start or resume the deadline's clock",
+    "run_clock": "start or resume the deadline's clock, with the budget of the new state",
     "hold_clock": "stop the deadline's clock, keeping what is left",
     "orphan": "let the running operation go on without the attempt; rows it touches go with it",
     "keep_landed": "keep the landed rows as the hold; the others leave with the read, or return",
@@ -241,11 +243,11 @@ def _lookup_rows(t: RowMaker) -> None:
 def _commit_rows(t: RowMaker) -> None:
     t.go(E.GRANT, (S.QUERYING,), S.READING, "room for the whole hit", do=("issue_read",), topic="load")
     t.go(E.GRANT, (S.PARKED,), S.READING, "its turn, and room for the whole hit",
-         do=("leave_parked", "issue_read"), topic="load")
+         do=("leave_parked", "hold_clock", "issue_read", "run_clock"), topic="load")
     t.forbid(E.GRANT, _but(ALL, S.QUERYING, S.PARKED), "no committed hit waits for room")
 
     t.go(E.PARK, (S.QUERYING,), S.PARKED, "a full hit is worth waiting for; turns are kept in order",
-         do=("join_parked",), topic="load")
+         do=("hold_clock", "join_parked", "run_clock"), topic="load")
     t.forbid(E.PARK, _but(ALL, S.QUERYING), "only a fresh hit can join the parked queue")
 
     t.go(E.REFUSED, (S.PARKED,), S.PARKED, "something changed, but not enough",

@@ -107,6 +107,9 @@ class PrefetchPipeline:
             if attempt is not None:
                 self.attempts.touches += 1
                 self.watch(attempt)
+                if 0 <= attempt.relied_pages < attempt.match_pages:
+                    # A sibling has brought more: if that leaves again, it is worth a look-up.
+                    attempt.relied_pages = attempt.match_pages
 
     def boundary(self, attempt: Attempt) -> int:
         """Device-resident prefix of a waiting attempt, in pages, as of this moment."""
@@ -160,8 +163,8 @@ class PrefetchPipeline:
     def commit(self, attempt: Attempt) -> Refusal | None:
         """Turn a known hit into a running read, or end it; a refusal leaves everything as it was.
 
-        The order is upstream's after the pools themselves: base, cover, pin, trim, allocate. Trimming is worked out anew at each try
-        and written down only with the grant, so that an eviction in between costs nothing.
+        The order is upstream's once the pools can serve anything at all: base, cover, pin, trim, allocate. Trimming is
+        worked out anew at each try and written down only with the grant, so that an eviction in between costs nothing.
         """
         config, full = self.config, self.full
         if full.read_limit < config.threshold_pages:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import logging
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,12 +66,14 @@ def _memory(group: Group) -> None:
     group.add_argument("--store-bytes", type=int, metavar="N", help="evict old pages beyond this size")
     _number(group, "--read-threads", DEFAULT.read_threads, "threads that read pages")
     _number(group, "--lookup-threads", DEFAULT.lookup_threads, "threads that look pages up")
+    _number(group, "--write-threads", DEFAULT.write_threads, "threads that write pages")
 
 
 def _waiting(group: Group) -> None:
     group.add_argument(
         "--policy", "--hicache-storage-prefetch-policy", dest="policy", default=DEFAULT.policy.value,
-        choices=[policy.value for policy in PrefetchPolicy], help=f"(default: {DEFAULT.policy.value})",
+        choices=[policy.value for policy in PrefetchPolicy],
+        help=f"how long a request waits for its read (default: {DEFAULT.policy.value})",
     )  # fmt: skip
     for short, long, name, help_text in (
         ("--retry-max-attempts", "retry-max-attempts", "retry_max_attempts", "look-ups again after a miss; 0: none"),
@@ -127,7 +132,7 @@ def options_of(args: argparse.Namespace) -> ReplayOptions:
         "trace", "requests", "seed", "limit", "speed", "concurrency", "page_size", "bytes_per_token", "store",
         "store_bytes", "retry_max_attempts", "poll_interval", "max_defers", "pin_cap", "park_cap",
         "chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "max_context_tokens", "read_threads",
-        "lookup_threads", "debug",
+        "lookup_threads", "write_threads", "debug",
     )  # fmt: skip
     fail = args.store_fail_rate
     return ReplayOptions(
@@ -160,6 +165,7 @@ def _run(args: argparse.Namespace, options: ReplayOptions) -> int:
     from hicache_fsm.replay.outputs import output_files
 
     with ExitStack() as stack:
+        stack.enter_context(few_warnings())
         json_file, report_file, log = stack.enter_context(output_files(args.json, args.report, args.log))
         # Loaded late: torch takes a second, which help and refusals need not wait for.
         from hicache_fsm.replay.driver import load_workload, replay
@@ -178,6 +184,28 @@ def _run(args: argparse.Namespace, options: ReplayOptions) -> int:
         if result.interrupted:
             return BY_SIGNAL + signals.received
         return PASSED if result.passed else FAILED
+
+
+@contextmanager
+def few_warnings(shown: int = 5) -> Iterator[None]:
+    """Show the first warnings of the library on standard error; a store that fails on purpose has thousands,
+    and the summary counts them."""
+    numbers = itertools.count(1)  # `next` is atomic: warnings come from several threads
+
+    def show(record: logging.LogRecord) -> bool:
+        number = next(numbers)
+        if number == shown + 1:
+            print("(further warnings are counted only)", file=sys.stderr)
+        return number <= shown
+
+    handler = logging.StreamHandler()
+    handler.addFilter(show)
+    logger = logging.getLogger("hicache_fsm")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _write(

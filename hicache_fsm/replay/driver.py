@@ -42,6 +42,9 @@ Progress = Callable[[int, int], None]
 """Called now and then with (requests ended, requests in all)."""
 IDLE_WAIT_S = 0.01
 """Longest sleep of a pass that could launch nothing; an agreed chance comes as often."""
+WRITE_BACKLOG_PART = 8
+"""Prefill holds back while an eighth of the device pool waits to be written: the made-up model computes faster than
+any real one."""
 DISK_RESERVE = 1.1
 """Segment headers and index beside the pages themselves."""
 
@@ -109,12 +112,14 @@ def replay(
         cache = HiCache(
             config, engine=engine, store=store, clock=clock, plane=plane,
             lookup_threads=options.lookup_threads, read_threads=options.read_threads,
+            write_threads=options.write_threads,
         )  # fmt: skip
         layers = [engine.device.layer_rows(layer) for layer in range(layout.num_layers)]
         model = ReplayModel(layers, options.page_size, cache.layer_ready, plane.page_table)
         limits = BudgetLimits(
-            options.max_prefill_tokens, options.chunked_prefill_size, options.max_running_requests
-        )
+            options.max_prefill_tokens, options.chunked_prefill_size, options.max_running_requests,
+            max_write_backlog_pages=config.device_pages // WRITE_BACKLOG_PART,
+        )  # fmt: skip
         run = _Run(options, workload, cache, ReferenceScheduler(cache, model, limits), model, clock, progress)
         interrupted = run.to_the_end(stop)
         cache.drain()

@@ -57,6 +57,7 @@ class ReplayOptions:
     max_context_tokens: int | None = None  # None: what the workload needs
     read_threads: int = 8
     lookup_threads: int = 4
+    write_threads: int = 4
     faults: Faults = field(default_factory=lambda: NO_FAULTS)
     kill_store_after: int | None = None  # store calls after which every call fails
     planted: str = ""  # a fault of the staging layer or the core that the replay must notice: one of PLANTS

@@ -81,10 +81,11 @@ def _parse(line: bytes, where: str) -> TraceRequest:
 
 def _whole(record: dict[str, Any], name: str, where: str) -> int:
     value = record.get(name)
-    whole = type(value) is int or (type(value) is float and value.is_integer())
-    if not whole or value < 0:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or value < 0:
         raise TraceError(f"{where}: {name} must be a whole number, not negative, found {value!r}")
-    return int(value)
+    return value
 
 
 def chat_workload(count: int, seed: int) -> list[TraceRequest]:

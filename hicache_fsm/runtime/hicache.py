@@ -29,6 +29,7 @@ from hicache_fsm.ports import (
     KVStore,
     Load,
     LoadDone,
+    Lost,
     Namespace,
     Offload,
     OffloadDone,
@@ -61,10 +62,11 @@ class HiCache:
         plane: ControlPlane | None = None,
         lookup_threads: int = 2,
         read_threads: int = 4,
+        write_threads: int = 2,
         drain_timeout_s: float = 30.0,
     ) -> None:
-        if lookup_threads < 1 or read_threads < 1:
-            raise ConfigError("lookup_threads and read_threads must be at least 1")
+        if min(lookup_threads, read_threads, write_threads) < 1:
+            raise ConfigError("lookup_threads, read_threads and write_threads must be at least 1")
         self.config = config
         self.engine = engine
         self._plane = ControlPlane(config, observer) if plane is None else plane
@@ -79,6 +81,7 @@ class HiCache:
         self._workers = Workers(
             self._post, store, engine, self._keys_of,
             batch_pages=config.io_batch_pages, lookup_threads=lookup_threads, read_threads=read_threads,
+            write_threads=write_threads,
         )  # fmt: skip
         if store is None:
             self._plane.detach()
@@ -241,7 +244,11 @@ class HiCache:
             case Cancel(op):
                 self._workers.cancel(op)
             case Hash(op, rid):
-                self._hashing[op] = self._prompts[rid]
+                prompt = self._prompts.get(rid)
+                if prompt is None:  # the request ended before this command was taken
+                    self._post(Lost(op))
+                    return
+                self._hashing[op] = prompt
                 self._workers.submit(command)
             case Load(op, _, _, staging, device):
                 self._copy(self.engine.load, op, staging, device, LoadDone)
@@ -288,7 +295,8 @@ class HiCache:
             if self._inbox:
                 last = time.monotonic()
             elif time.monotonic() - last > self._drain_timeout_s:
-                raise HiCacheError(f"{what}: no answer for {self._drain_timeout_s} s; a storage call may be stuck")
+                busy = ", ".join(self._workers.busy()) or "no worker thread"
+                raise HiCacheError(f"{what}: no answer for {self._drain_timeout_s} s; stuck in a call: {busy}")
             self.tick()
             if not self._inbox and not done():
                 self.wait(0.01)

@@ -4,7 +4,7 @@
     hash        Hash             the request's tokens           HashDone
     lookup-n    Lookup           nothing                        LookupDone
     read-n      Read             staging rows of its read       ReadProgress, ReadDone
-    write       Store            staging rows of its span       StoreDone
+    store-n     Store            staging rows of its span       StoreDone
 
 Every command is answered exactly once, whatever happens: a `StoreError` is a miss or a failed write of that
 one operation; any other exception is a bug, answered in the same way and kept in `failures` so that it
@@ -36,6 +36,9 @@ from hicache_fsm.ports import (
     StoreDone,
 )
 
+MAX_WRITE_PAGES = 1024
+"""Most pages of one write call, so that the first span of a batch is not kept waiting for all of staging."""
+
 log = logging.getLogger("hicache_fsm")
 Post = Callable[[Completion], None]
 Job = Hash | Lookup | Read | Store
@@ -54,6 +57,7 @@ class Workers:
         batch_pages: int,
         lookup_threads: int,
         read_threads: int,
+        write_threads: int,
     ) -> None:
         self._post = post
         self._store = store
@@ -63,7 +67,8 @@ class Workers:
         self._cancelled: set[int] = set()  # written by the scheduler thread only; workers look between batches
         self.failures: list[BaseException] = []
         self.store_errors = 0
-        self._counts: dict[type[Job], int] = {Hash: 1, Lookup: lookup_threads, Read: read_threads, Store: 1}
+        self._busy: dict[str, Job] = {}  # thread -> the job that it is in; each thread writes its own entry
+        self._counts: dict[type[Job], int] = {Hash: 1, Lookup: lookup_threads, Read: read_threads, Store: write_threads}
         self._queues: dict[type[Job], queue.SimpleQueue[Job | None]] = {
             kind: queue.SimpleQueue() for kind in self._counts
         }
@@ -99,14 +104,55 @@ class Workers:
             thread.join(timeout_s)
         return [thread.name for thread in self._threads if thread.is_alive()]
 
+    def busy(self) -> list[str]:
+        """Threads that are in a job now, with the operation that they serve."""
+        return [f"{name} (operation {job.op})" for name, job in sorted(self._busy.copy().items())]
+
+    def _next(self, jobs: queue.SimpleQueue[Job | None]) -> Job | None:
+        name = threading.current_thread().name
+        self._busy.pop(name, None)
+        job = jobs.get()
+        if job is not None:
+            self._busy[name] = job
+        return job
+
     def _serve(self, kind: type[Job]) -> None:
         jobs = self._queues[kind]
-        while (job := jobs.get()) is not None:
+        while (job := self._next(jobs)) is not None:
+            if isinstance(job, Store):
+                stop = self._write_all(job)
+                if stop:
+                    return
+                continue
             try:
                 completion = self._run(job)
             except Exception as error:  # a worker must outlive every job; bugs surface through `failures`
                 completion = self._failed(job, error)
             self._post(completion)
+
+    def _write_all(self, first: Store) -> bool:
+        """One store call for all writes that are queued by now, in order, up to a bound: a slow store is then
+        paid once a batch. Returns whether the end of the queue was among them."""
+        batch, pages, stop = [first], len(first.keys), False
+        jobs = self._queues[Store]
+        while pages < MAX_WRITE_PAGES:
+            try:
+                job = jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                stop = True
+                break
+            assert isinstance(job, Store), f"{job} is not a write"
+            batch.append(job)
+            pages += len(job.keys)
+        try:
+            answers = self._write(batch)
+        except Exception as error:  # as above
+            answers = [self._failed(job, error) for job in batch]
+        for answer in answers:
+            self._post(answer)
+        return stop
 
     def _failed(self, job: Job, error: Exception) -> Completion:
         if isinstance(error, StoreError):
@@ -135,8 +181,8 @@ class Workers:
                 return LookupDone(op, self._open_store().exists(keys), True)
             case Read():
                 return ReadDone(job.op, self._read(job))
-            case Store(op, _, keys, pages):
-                return StoreDone(op, self._write(keys, pages))
+            case Store():
+                raise AssertionError("writes are batched, see _write_all")
 
     def _open_store(self) -> KVStore:
         if self._store is None:
@@ -163,8 +209,17 @@ class Workers:
                 self._post(ReadProgress(job.op, done))
         return done
 
-    def _write(self, keys: Sequence[PageKey], pages: Sequence[int]) -> int:
-        return leading_run(self._open_store().put(keys, self._engine.staging_views(pages)))
+    def _write(self, batch: Sequence[Store]) -> list[Completion]:
+        keys = [key for job in batch for key in job.keys]
+        rows = [page for job in batch for page in job.staging]
+        flags = self._open_store().put(keys, self._engine.staging_views(rows))
+        answers: list[Completion] = []
+        start = 0
+        for job in batch:
+            end = start + len(job.keys)
+            answers.append(StoreDone(job.op, leading_run(flags[start:end])))
+            start = end
+        return answers
 
 
 def leading_run(flags: Sequence[bool]) -> int:

@@ -199,6 +199,9 @@ class ReferenceScheduler:
             return
         if len(self.running) >= self.limits.max_running_requests and self.chunked is None:
             return
+        backlog = self.limits.max_write_backlog_pages
+        if backlog and self.plane.parts.backup.outruns_store(backlog, self.limits.write_patience_ms):
+            return
         budget = PrefillBudget(self.plane.parts.full, self.limits, self._expected_growth())
         adder = PrefillAdder(self.plane, budget, idle=not self._admitted())
         chunked = self.chunked
