@@ -15,6 +15,7 @@ WarmBase  == <<1>>
 ColdBoth  == <<0, 0>>
 WarmBoth  == <<1, 1>>
 WarmFirst == <<1, 0>>
+ColdAndWarm == <<0, 1>>   \* pages of a prompt that nobody here asks for
 
 Everything == EnvAll
 

@@ -25,7 +25,7 @@ CONSTANTS
     Warm,       \* <<pages of chain 1 that are on the device at first, ...>>
     L,          \* whole pages of a prompt; a request needs L + 1 device pages
     S,          \* staging rows
-    ReadLimit,  \* rows beyond which no further read starts
+    ReadLimit,  \* rows that reads may hold together
     D,          \* device pages
     PinCap,     \* pages that holds may pin
     Threshold,  \* fewest pages worth a look-up
@@ -98,6 +98,11 @@ Locked(s, c) ==
               \cup {s.lock[r] : r \in {r \in Req : ChainOf[r] = c}}
               \cup {o.b : o \in {o \in s.ops : o.k = "load" /\ o.lock /\ ChainOf[o.r] = c}}
               \cup {s.spans[w].p : w \in {w \in Spans : s.spans[w].q = "copying" /\ s.spans[w].c = c}})
+(* Waiting requests notice what others bring: if it leaves again, it is    *)
+(* worth a look-up.                                                        *)
+Notice(s, c) == [s EXCEPT !.rel = [r \in Req |->
+    IF ChainOf[r] = c /\ s.ph[r] \in Waiting \ {"recomputing"} /\ @[r] >= 0 /\ @[r] < Len(s.tree[c])
+    THEN Len(s.tree[c]) ELSE @[r]]]
 LoadsIn(s, c, from, to) == {s.tree[c][i] : i \in (from + 1)..to} \ {NoLoad}
 Truncate(s, c, n) == [s EXCEPT !.tree[c] = First(@, n)]
 
@@ -124,7 +129,7 @@ LeaveParked(s, r) ==
     IF r \notin Range(s.parked) THEN s ELSE
     LET left == [s EXCEPT !.parked = Without(@, r)] IN
     IF Head(s.parked) # r THEN left
-    ELSE [left EXCEPT !.why = "none", !.news = TRUE, !.byp = 0, !.need = <<0, 0>>]
+    ELSE [left EXCEPT !.why = "none", !.news = TRUE, !.byp = 0, !.tried = 0]
 
 Close(s, r) == [To(LeaveParked(s, r), r, "recomputing") EXCEPT !.open[r] = FALSE]
 
@@ -135,7 +140,8 @@ Orphan(s, r) ==
     LET o == OwnOp(s, r) IN
     [s EXCEPT !.ops = (@ \ {o}) \cup {[o EXCEPT !.own = Touched(o)]}, !.hold[r] = First(@, o.got)]
 
-MayPoll(s, r)    == Interval > 0 /\ s.ret[r] < RetryCap
+(* Half of the retries (at least one) may be spent on speculation.         *)
+MayPoll(s, r)    == Interval > 0 /\ s.ret[r] < RetryCap - (RetryCap \div 2)
 MayRefetch(s, r) == s.open[r] /\ s.ret[r] < RetryCap /\ s.chn[r] + 1 < ParkCap
 
 Miss(s, r)     == To(s, r, IF MayPoll(s, r) THEN "paced" ELSE "idle")
@@ -164,16 +170,14 @@ Granted(s, r) ==
 Commit(s, r) ==
     LET m == Match(s, r)
         n == s.end[r] - m
-    IN IF m < s.base[r] THEN [s |-> BaseLost(s, r), no |-> "none"]
+    IN IF ReadLimit < Threshold THEN [s |-> Close(s, r), no |-> "none"]   \* can never be served
+       ELSE IF m < s.base[r] THEN [s |-> BaseLost(s, r), no |-> "none"]
        ELSE IF m >= s.end[r] THEN [s |-> Covered(s, r), no |-> "none"]
-       ELSE IF S < Threshold THEN [s |-> Close(s, r), no |-> "none"]
        ELSE IF Pinnable(s, r) /\ s.pinned + m > PinCap THEN [s |-> s, no |-> "pin"]
-       ELSE IF \/ ReadsHold(s) >= ReadLimit /\ ReadsHold(s) > 0
-               \/ n > Cardinality(s.free) THEN [s |-> s, no |-> "staging"]
+       ELSE IF ReadsHold(s) + n > ReadLimit \/ n > Cardinality(s.free) THEN [s |-> s, no |-> "staging"]
        ELSE [s |-> Granted(s, r), no |-> "none"]
 
-Demand(s, r) == <<s.end[r] - Match(s, r), IF Pinnable(s, r) THEN Match(s, r) ELSE 0>>
-Refused(s, no) == [s EXCEPT !.why = no, !.news = FALSE, !.need = Demand(s, Head(s.parked))]
+Refused(s, no) == [s EXCEPT !.why = no, !.news = FALSE, !.tried = Match(s, Head(s.parked))]
 Park(s, r, no) ==
     LET t == To([s EXCEPT !.parked = Append(@, r)], r, "parked") IN
     IF Head(t.parked) = r THEN Refused(t, no) ELSE t
@@ -184,7 +188,7 @@ MayPass(s, r) == MayBypass(s) /\ ~Pinnable(s, r)
 (* A published look-up: h leading pages beyond the base are stored.        *)
 Hit(s, r, h) ==
     IF h < Threshold THEN Miss([s EXCEPT !.end[r] = 0], r) ELSE
-    LET t == [s EXCEPT !.end[r] = Min(s.base[r] + h, s.base[r] + S)]
+    LET t == [s EXCEPT !.end[r] = s.base[r] + Min(h, ReadLimit)]
         c == Commit(t, r)
     IN IF t.parked # <<>> /\ ~MayPass(t, r) THEN Park(t, r, "staging")
        ELSE IF c.no # "none" THEN Park(t, r, c.no)
@@ -302,7 +306,7 @@ AdmitStates(s, r) ==
                                        !.tree[c] = @ \o [i \in 1..load |-> LoadId(o)],
                                        !.own[r] = want - load, !.lock[r] = s.end[r]]
                  IN To(ReturnHold(u, r), r, "loading")
-    IN {LET u == go(take(t)) IN Depend(u, r, LoadsIn(u, c, 0, u.lock[r])) : t \in Evicted(held, want - s.dfree)}
+    IN {LET u == Notice(go(take(t)), c) IN Depend(u, r, LoadsIn(u, c, 0, u.lock[r])) : t \in Evicted(held, want - s.dfree)}
 
 Publish(s, r) ==
     LET c     == ChainOf[r]
@@ -310,7 +314,7 @@ Publish(s, r) ==
         have  == Len(s.tree[c])
         t     == [s EXCEPT !.tree[c] = @ \o [i \in 1..(L - have) |-> NoLoad], !.lock[r] = L,
                            !.own[r] = @ - (L - start), !.dfree = @ + (have - start)]
-    IN Depend(t, r, LoadsIn(t, c, start, L))
+    IN Depend(Notice(t, c), r, LoadsIn(t, c, start, L))
 
 (* Take the span of a failed load out of the tree, with all below it.      *)
 Withdraw(s, o) ==
@@ -334,7 +338,7 @@ Init == st = [
     hold |-> [r \in Req |-> <<>>], pin |-> [r \in Req |-> 0], lock |-> [r \in Req |-> 0], own |-> [r \in Req |-> 0],
     ops |-> {}, tree |-> [c \in Chains |-> [i \in 1..Warm[c] |-> NoLoad]],
     free |-> Rows, data |-> [x \in Rows |-> NoData], dfree |-> D - Total(Warm, Chains), pinned |-> 0,
-    parked |-> <<>>, why |-> "none", news |-> TRUE, byp |-> 0, need |-> <<0, 0>>,
+    parked |-> <<>>, why |-> "none", news |-> TRUE, byp |-> 0, tried |-> 0,
     on |-> TRUE, retracts |-> Retracts,
     spans |-> [w \in Spans |-> [q |-> "none", c |-> 0, p |-> 0, row |-> 0]]]
 
@@ -541,11 +545,10 @@ Armed == \A r \in Req : (st.pace[r] > 0) = (st.ph[r] = "paced")
 ParkedExactly == /\ Range(st.parked) = {r \in Req : st.ph[r] = "parked"}
                  /\ Cardinality(Range(st.parked)) = Len(st.parked)
 
-(* A head that was refused is not told to wait on while what it was        *)
-(* refused for is there.                                                   *)
-NoLostWakeup == (st.parked # <<>> /\ ~st.news) =>
-    \/ st.need[1] > Cardinality(st.free) \/ (ReadsHold(st) >= ReadLimit /\ ReadsHold(st) > 0)
-    \/ st.pinned + st.need[2] > PinCap
+(* A head that was refused and has no news since (no room or pin came back, *)
+(* its match is what it was) would be refused again.                       *)
+NoLostWakeup == (st.parked # <<>> /\ ~st.news /\ Match(st, Head(st.parked)) = st.tried) =>
+    Commit(st, Head(st.parked)).no # "none"
 
 LoadSpans == \A o \in st.ops : o.k = "load" =>
     IF o.lock THEN o.dq = 0 /\ \A i \in (o.a + 1)..o.b : st.tree[ChainOf[o.r]][i] = LoadId(o)

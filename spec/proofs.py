@@ -8,7 +8,7 @@ staging rows, pin budget and device pages left symbolic:
 
     invariant   ledgers, counters, clock, retry entry and parked place are as the state demands, and stay so
     conserved   free + owned is the same before and after, for staging, pins, device pages and found tokens
-    rank        the row lowers `rank`, or changes nothing
+    rank        the row lowers `rank` (a second `close` of a hold, `REPEATABLE`, changes nothing at all)
 
 and about the whole: every waiting state has an event that is owed and legal (`owed`), and every transition row
 can be taken (vacuity). Why this covers any number of requests: a row touches one attempt's ledger, the free lists
@@ -41,7 +41,7 @@ SHARED = (
     "free", "op_staging", "others_staging", "pinned", "others_pinned", "dfree", "tree", "others_device",
     "found", "op_unresolved", "closed_tokens", "others_unresolved",
 )  # fmt: skip
-CAPS = ("retry_cap", "defer_cap", "park_cap", "interval", "staging_total", "pin_cap", "device_total")
+CAPS = ("retry_cap", "poll_cap", "defer_cap", "park_cap", "interval", "staging_total", "pin_cap", "device_total")
 FLAGS = frozenset(("fresh", "open", "timed", "joined", "waits", "lock"))
 """`waits`: listed in the waiting queue. `fresh`: no look-up yet. `op_*`: what passed to operations. `tree`: pages
 that others can match. `closed_tokens`: spliced, or unfulfilled with a reason. Tokens are counted in pages."""
@@ -114,7 +114,7 @@ def symbolic() -> World:
 # ── what guards and effects mean ─────────────────────────────────────────────────────────────────────
 
 GUARDS: dict[str, Callable[[World, Value], Value]] = {
-    "may_poll": lambda w, _: both(w.interval > 0, w.ret < w.retry_cap),
+    "may_poll": lambda w, _: both(w.interval > 0, w.ret < w.poll_cap),
     "may_refetch": lambda w, _: both(w.open, w.ret < w.retry_cap, w.chances + 1 < w.park_cap),
     "usable": lambda w, pages: pages > 0,
     "defers_left": lambda w, _: w.defers + 1 < w.defer_cap,
@@ -125,7 +125,7 @@ GUARDS: dict[str, Callable[[World, Value], Value]] = {
 
 
 def _issue_lookup(w: World, _: Value) -> World:
-    """`fetch_end` is only known to the caller: a known end needs no operation (see `BEFORE`, `assumed`)."""
+    """Whether the end is known is the caller's knowledge (`assumed`): a known end needs no operation."""
     return w.but(op=pick(w.values.get("assumed", False), 0, LOOKUP_OP))
 
 
@@ -205,10 +205,6 @@ def _answered_hit(w: World, argument: Value) -> Around:
     return Around(after, z3.And(hit >= 0, z3.Implies(z3.And(from_querying, w.op == 0), hit > 0)))
 
 
-def _before_miss(w: World, argument: Value) -> Around:
-    return _answered_hit(w, argument)
-
-
 def _before_commit(w: World, argument: Value) -> Around:
     found = _answered_hit(w, argument)
     return Around(found.world, z3.And(found.condition, z3.Implies(w.state == int(S.QUERYING), found.world.unresolved > 0)))
@@ -275,7 +271,7 @@ def _before_exhausted(w: World, argument: Value) -> Around:
 
 
 BEFORE: dict[Event, Callable[[World, Value], Around]] = {
-    E.MISS: _before_miss,
+    E.MISS: _answered_hit,
     E.GRANT: _before_grant,
     E.PARK: _before_commit,
     E.BASE_LOST: _before_commit,
@@ -320,7 +316,7 @@ def invariant(w: World) -> dict[str, Value]:
         "queue": same(w.waits, in_state(*WAITING)),
         "open": either(w.open, no(in_state(S.PACED, S.REFETCH, *TIMED))),
         "closed": either(no(w.open), no(in_state(S.RECOMPUTING))),
-        "fresh": either(no(w.fresh), in_state(S.IDLE, S.RECOMPUTING, *ADMITTED, *FINAL)),
+        "fresh": either(no(w.fresh), in_state(S.IDLE, S.REFETCH, S.RECOMPUTING, *ADMITTED, *FINAL)),
         "staging": both(w.staging >= 0, same(w.staging > 0, in_state(*HOLDING))),
         "pin": both(w.pin >= 0, either(w.pin == 0, in_state(*HOLDING))),
         "device": both(w.device >= 0, either(both(w.device == 0, no(w.lock)), in_state(*ADMITTED))),
@@ -354,8 +350,8 @@ def conserved(w: World) -> dict[str, Value]:
 
 
 def legal_caps(w: World) -> Value:
-    """What `CacheConfig` demands."""
-    return z3.And(w.retry_cap >= 0, w.defer_cap >= 1, w.park_cap >= 1)
+    """What `CacheConfig` demands, and that polls are a share of the retries (`Parts._guards`)."""
+    return z3.And(w.retry_cap >= 0, w.poll_cap >= 0, w.poll_cap <= w.retry_cap, w.defer_cap >= 1, w.park_cap >= 1)
 
 
 PHASE = {
@@ -415,6 +411,10 @@ def step(row: Row) -> Step:
     return Step(w, condition, after(event, w, run_effects(row, around.world, argument)))
 
 
+REPEATABLE = ((S.STAGED, E.CLOSE),)
+"""Detaching twice is the operator's act, not a way of waiting."""
+
+
 def _nothing_changed(s: Step) -> Value:
     return z3.And(*[s.after.values[name] == s.before.values[name] for name in (*COUNTERS, *SHARED) if name != "rows"])
 
@@ -424,7 +424,8 @@ def obligations(row: Row) -> dict[str, Value]:
     s = step(row)
     goals = {f"invariant {name}": goal for name, goal in invariant(s.after).items()}
     goals |= {f"conserved {name}": goal for name, goal in conserved(s.after).items()}
-    goals["rank"] = z3.Or(_nothing_changed(s), rank(s.after) < rank(s.before))
+    lower = rank(s.after) < rank(s.before)
+    goals["rank"] = z3.Or(_nothing_changed(s), lower) if (row.source, row.event) in REPEATABLE else lower
     goals["rank is not negative"] = z3.Or(z3.Not(among(s.after.state, WAITING)), rank(s.after) >= 0)
     return {name: z3.Implies(s.condition, goal) for name, goal in goals.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hicache_fsm.testing.pipeline_machine import DrawnChoices, PipelineMachine
 from hicache_fsm.testing.pipeline_walk import Choose, Pipeline, RandomChoices, random_walk, small_config
 
 
-class TestPipeline(PipelineMachine.TestCase):
+class TestPipeline(PipelineMachine.TestCase):  # type: ignore[valid-type, misc]
     settings = settings(max_examples=150, stateful_step_count=50)
 
 
@@ -103,7 +104,7 @@ def test_the_bound_moves_with_every_cap() -> None:
     base = small_config(RandomChoices(1))
     bound = waiting_bound(base, 100)
 
-    def more(**changes: int) -> WaitingBound:
+    def more(**changes: Any) -> WaitingBound:
         return waiting_bound(replace(base, **changes), 100)
 
     retries = base.retry_max_attempts + 5

@@ -7,6 +7,7 @@ A row has a name such as `querying cut -> idle [not may_poll]`. A new row withou
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -332,7 +333,7 @@ def a_refetch_that_the_device_has_answered_is_declined() -> Sim:
     return s
 
 
-def _shrink_idle(**changes: object) -> Sim:
+def _shrink_idle(**changes: Any) -> Sim:
     s = sim(retry_poll_interval_passes=0, **changes)
     make_resident(s, "abcd")
     s.submit("r", "abcdef")
@@ -358,7 +359,7 @@ def a_shrunk_base_without_retries_is_computed() -> Sim:
     return s
 
 
-def _shrink_paced(**changes: object) -> Sim:
+def _shrink_paced(**changes: Any) -> Sim:
     s = sim(retry_poll_interval_passes=9, **changes)
     make_resident(s, "abcd")
     s.submit("head", "xy")
@@ -421,7 +422,7 @@ def an_answer_that_a_sibling_has_overtaken_is_dropped() -> Sim:
     return s
 
 
-def _lose_base(**changes: object) -> Sim:
+def _lose_base(**changes: Any) -> Sim:
     s = sim("abcd", **changes)
     make_resident(s, "ab")
     s.submit("r", "abcd")
@@ -454,7 +455,7 @@ def a_threshold_beyond_staging_is_unservable() -> Sim:
     return s
 
 
-def _park_behind(stored: str, prompt: str, **changes: object) -> Sim:
+def _park_behind(stored: str, prompt: str, **changes: Any) -> Sim:
     """`big` fills staging with its hold; `r` is parked with a hit of its own."""
     s = Sim(sim(**changes).config, [*chain(*"mnopqrstuvwx"), *chain(*stored)])
     stage(s, "big", "mnopqrstuvwx")
@@ -488,7 +489,7 @@ def a_parked_hit_is_refused_until_its_chances_are_used_up() -> Sim:
     return s
 
 
-def _park_on_base(**changes: object) -> Sim:
+def _park_on_base(**changes: Any) -> Sim:
     """`r` is parked with a hit beyond a resident base of two pages."""
     s = Sim(sim(**changes).config, [*chain(*"mnopqrstuvwx"), *chain(*"abcd")])
     make_resident(s, "ab")
@@ -729,7 +730,7 @@ def computed_pages_reach_the_store() -> Sim:
     return s
 
 
-def _computed(prompt: str = "ab", **changes: object) -> Sim:
+def _computed(prompt: str = "ab", **changes: Any) -> Sim:
     """A prompt has been computed; its write is queued, or staged by the tick that follows."""
     s = watched(sim(retry_poll_interval_passes=0, **changes))
     s.submit("warm", prompt)
@@ -898,7 +899,7 @@ def test_ignored_and_illegal_rows_of_operations_and_spans_change_nothing() -> No
             assert subject.state == row.source
 
 
-def _small_machines() -> list[tuple[Table, Attempt, Callable[[int], Row]]]:
+def _small_machines() -> list[tuple[Table, Any, Callable[[int], Row]]]:
     s = _computed()
     s.tick()
     parts = s.plane.parts

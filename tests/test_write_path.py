@@ -6,6 +6,7 @@ import pytest
 
 from hicache_fsm.components.full import FullComponent
 from hicache_fsm.lifecycle.operation_table import OpKind
+from hicache_fsm.ports import StoreDone
 from hicache_fsm.testing.sim import Sim, chain
 from tests.field.tools import answer, end_all, evict, get, look_up, read, sim, small, stage, state
 
@@ -138,7 +139,7 @@ def test_a_store_that_claims_more_than_it_was_given_is_not_believed() -> None:
     answer(s, OpKind.OFFLOAD)
     op = s.of_kind(OpKind.STORE)[0]
     done = s.answer(op)
-    s.inbox[-1] = done._replace(stored=99)  # type: ignore[call-arg, union-attr]
+    s.inbox[-1] = StoreDone(done.op, 99)
     s.tick()
     backup = s.plane.parts.backup
     assert (backup.stored_pages, backup.dropped_pages["store_failed"]) == (2, 0)

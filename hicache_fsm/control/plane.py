@@ -33,7 +33,6 @@ from hicache_fsm.lifecycle.table import REQUEST_TABLE, TIMED, Event, Outcome, St
 from hicache_fsm.ports import Command, Completion, Hash, Load, PageKey
 from hicache_fsm.prefetch.pipeline import Plan
 
-
 NO_EPOCH = -1
 """Of answers that teach nothing about the present store."""
 

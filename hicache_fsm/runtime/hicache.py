@@ -242,7 +242,8 @@ class HiCache:
             case Release(pool, pages):
                 self.engine.poison(pool, pages)
             case Cancel(op):
-                self._workers.cancel(op)
+                if op in self._plane.parts.ops.live:  # its answer may have come in since
+                    self._workers.cancel(op)
             case Hash(op, rid):
                 prompt = self._prompts.get(rid)
                 if prompt is None:  # the request ended before this command was taken

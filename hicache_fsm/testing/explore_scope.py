@@ -20,7 +20,8 @@ FAULTS: dict[str, str] = {
     "progress": "reads report pages before they end",
     "late": "storage gets the prompts' pages only some time later",
     "evict": "device pages that nobody locks are evicted at any moment",
-    "retract": "the scheduler takes a request back to its queue",
+    "retract": "the scheduler takes a running request back to its queue",
+    "restart": "the scheduler starts a waiting request anew",
     "chunk": "a prompt is computed in two chunks",
     "detach": "storage is detached and attached",
     "flush": "the tree is flushed",
@@ -58,7 +59,7 @@ class Scope:
     # Inputs that leave operations without an owner are offered only while fewer than this many run: an executor
     # that falls behind without end would make the space infinite.
     orphans: int = 1
-    deadline_ms: int = 2
+    deadline_ms: int = 1
     quantum_ms: int = 1
     poll_passes: int = 1
 

@@ -15,7 +15,7 @@ from hicache_fsm.lifecycle.operation_table import OpKind
 from hicache_fsm.lifecycle.table import State
 from hicache_fsm.ports import Command, Completion, Hash, Load, Lookup, Offload, PageKey, Read, Store
 from hicache_fsm.testing.explore_scope import Scope
-from hicache_fsm.testing.quotient import Names, Outside, names_of
+from hicache_fsm.testing.quotient import Frame, Names, Outside, names_of
 from hicache_fsm.testing.sim import Sim, chain
 
 
@@ -55,7 +55,8 @@ class World:
         self.parts = self.sim.plane.parts
         self.prompts = [scope.prompt(i) for i in range(scope.requests)]
         self.everything: set[PageKey] = {key for prompt in self.prompts for key in chain(*prompt)}
-        self.group_of = {f"r{i}": scope.group(i) for i in range(scope.requests)}
+        groups = {f"r{i}": scope.group(i) for i in range(scope.requests)}
+        self.frame = Frame(groups, scope.quantum_ms, scope.writes)
         self.unsubmitted = tuple(range(scope.requests))
         if scope.warm:
             self._warm_up()
@@ -113,7 +114,7 @@ class World:
     def look(self) -> tuple[Taken, Names]:
         """The present state, its key, and the places of requests and operations in it."""
         taken = self.take()
-        return taken, names_of(*taken, self.group_of, self.scope.quantum_ms)
+        return taken, names_of(*taken, self.frame)
 
     def names(self) -> Names:
         return self.look()[1]
@@ -214,7 +215,7 @@ class World:
         if spare:
             if self.scope.aborts:
                 yield "abort", ""
-            if "retract" in faults:
+            if ("restart" if attempt.state < State.LOADING else "retract") in faults:
                 yield "retract", ""
 
     def _operator(self, spare: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ plane, without snapshots.
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from array import array
@@ -142,7 +143,7 @@ class Limits:
 
 def explore(
     scope: Scope,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    limits: Limits = Limits(),
     *,
     view: Callable[[World], V] | None = None,
     liveness: bool = True,
@@ -180,11 +181,20 @@ class _Search(Generic[V]):
         self.frontier: deque[tuple[Taken, Names]] = deque()
 
     def run(self, began: float) -> None:
-        result, graph = self.result, self.result.graph
         found = self.world.violations()
         if found:
-            result.violations.append(Violation(tuple(found), ()))
+            self.result.violations.append(Violation(tuple(found), ()))
         self._new(-1, *self.world.look())
+        collecting = gc.isenabled()
+        gc.disable()  # states hold no cycles; looking for some would take half of the time
+        try:
+            self._search(began)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _search(self, began: float) -> None:
+        result, graph = self.result, self.result.graph
         expanded = 0
         while self.frontier and not result.violations:
             if expanded % 256 == 0 and self._over(began):

@@ -52,7 +52,8 @@ RULES: tuple[Rule, ...] = (
     Rule(How.KEPT, "reads._value writes._value pinned._value pins._value tree._locked backup.queued_pages",
          "totals that the ledgers imply; kept, so that a wrong one is a state of its own"),
     Rule(How.KEPT, "beliefs.believed beliefs.inflight backup.pending",
-         "as sets: their order only says what a full list forgets first, and the bounds are out of reach"),
+         "as sets: their order only says what a full list forgets first, and the bounds are out of reach; only writes "
+         "ask for beliefs, so they are dropped where the backlog admits none"),
     Rule(How.KEPT, "parked.head_refusal parked.bypasses", "decisions read them"),
     Rule(How.KEPT, "Attempt.state Attempt.priority Attempt.num_tokens Attempt.keys Attempt.keys_known Attempt.unresolved "
          "Attempt.retries Attempt.gate_open Attempt.published_pages Attempt.pin_tokens", "decisions read them"),
@@ -84,8 +85,8 @@ RULES: tuple[Rule, ...] = (
     Rule(How.RELATIVE, "Attempt.clock_left_ms Attempt.hard_left_ms Attempt.clock_since_ms",
          "as what is left of both budgets, and whether the clock runs; while storage may be asked"),
     Rule(How.RELATIVE, "Attempt.refused_room Attempt.refused_ms",
-         "as the room, and the time since then up to the quantum; neither is read without a refusal, or once "
-         "storage is closed"),
+         "as the room, and the time since then, within the quantum; without a refusal, after the quantum, or once "
+         "storage is closed, neither is read"),
     Rule(How.RELATIVE, "parked.tried_version parked.tried_ms staging._version full.pin_version",
          "as whether anything has changed since the try, and the time since then up to the quantum; a head that was "
          "never tried needs neither"),
@@ -136,8 +137,14 @@ _HAS_BASE = frozenset({State.QUERYING, State.READING, State.PARKED, State.STAGED
 Records: TypeAlias = list[tuple[int, tuple[Any, ...]]]
 """Attempts as a snapshot has them: (slot, fields)."""
 
-Groups: TypeAlias = Mapping[str, int]
-"""Request id -> group of interchangeable requests."""
+
+class Frame(NamedTuple):
+    """What stays the same throughout an exploration."""
+
+    groups: Mapping[str, int]  # request id -> group of interchangeable requests
+    quantum_ms: int  # `chance_quantum_ms` of the configuration
+    writes: bool  # whether its write backlog admits any page
+
 
 _A = {name: i for i, name in enumerate(RECORD_FIELDS[Attempt])}
 _RID, _NUMBER, _SEQ, _OWN = _A["rid"], _A["number"], _A["seq"], _A["op"]
@@ -221,17 +228,18 @@ _COPIES_OF_NOW = (_at("effects", "now_ms"), _at("prefetch", "now_ms"))
 _BY_RID = _at("attempts", "by_rid")
 
 
-def names_of(state: Snapshot, out: Outside, groups: Groups, quantum_ms: int = 1) -> Names:
-    """Key and names of a state. `quantum_ms` is the configuration's."""
+def names_of(state: Snapshot, out: Outside, frame: Frame) -> Names:
+    """Key and names of a state."""
+    groups = frame.groups
     live = sorted(state[_LIVE], key=lambda item: (groups[item[1][_RID]], item[1][_SEQ]))
     walk = _Walk(state, out, {slot: place for place, (slot, _) in enumerate(live)})
     key = (
-        _attempts(walk, live, groups, quantum_ms),
+        _attempts(walk, live, frame),
         _spans(walk),
         _operations(walk, live),
         _tree(walk),
-        _parked(walk, quantum_ms),
-        _books(walk),
+        _parked(walk, frame.quantum_ms),
+        _books(walk, frame.writes),
         _outside(walk),
     )
     digest = blake2b(marshal.dumps(key, 2), digest_size=16).digest()
@@ -240,7 +248,7 @@ def names_of(state: Snapshot, out: Outside, groups: Groups, quantum_ms: int = 1)
     return Names(digest, tuple([(record[_RID], record[_NUMBER]) for _, record in live]), operations)
 
 
-def _attempts(walk: _Walk, live: Records, groups: Groups, quantum_ms: int) -> tuple[Any, ...]:
+def _attempts(walk: _Walk, live: Records, frame: Frame) -> tuple[Any, ...]:
     state = walk.state
     now, step, node_key = state[_NOW], state[_STEP], state[_TREE[6]]
     due, pending, unstarted = dict(state[_RETRIES[0]]), dict(state[_RETRIES[1]]), state[_RETRIES[2]]
@@ -253,10 +261,10 @@ def _attempts(walk: _Walk, live: Records, groups: Groups, quantum_ms: int) -> tu
         asks = (
             _WAITING(record), left if since < 0 or where == State.PARKED else left - (now - since),
             hard if since < 0 else hard - (now - since), since < 0,
-            (room, min(now - refused, quantum_ms)) if record[_A["defers"]] else None,
+            (room, now - refused) if record[_A["defers"]] and now - refused < frame.quantum_ms else None,
         ) if where in _ASKS else None  # fmt: skip
         out.append((
-            groups[rid], int(where), _ALWAYS(record), asks, _COMMITTED(record) if where in _HAS_BASE else None,
+            frame.groups[rid], int(where), _ALWAYS(record), asks, _COMMITTED(record) if where in _HAS_BASE else None,
             record[_A["match_pages"]] if where == State.RECOMPUTING else None, walk.op(op), walk.ops(load_ops),
             walk.on_staging(staging), node_key[pin], walk.on_device(device), node_key[lock],
             due[slot] - now if slot in due else None, by_rid.get(rid) == slot,
@@ -358,7 +366,7 @@ def _parked(walk: _Walk, quantum_ms: int) -> tuple[Any, ...]:
     return places, refusal.value, bypasses, same, min(state[_NOW] - tried_ms, quantum_ms)
 
 
-def _books(walk: _Walk) -> tuple[Any, ...]:
+def _books(walk: _Walk, writes: bool) -> tuple[Any, ...]:
     state, now = walk.state, walk.state[_NOW]
     believed, inflight, undeliverable = (state[at] for at in _BELIEFS)
     waiting = sorted([(key, until - now) for key, until in undeliverable if until > now])
@@ -366,7 +374,7 @@ def _books(walk: _Walk) -> tuple[Any, ...]:
     copies = tuple([state[at] - now for at in _COPIES_OF_NOW])
     kept = tuple([state[at] for at in _KEPT])
     return (
-        tuple(sorted(believed)), tuple(sorted(inflight)), tuple(waiting), tuple(sorted(state[_BACKLOG])), pools, copies,
+        tuple(sorted(believed)) if writes else None, tuple(sorted(inflight)), tuple(waiting), tuple(sorted(state[_BACKLOG])), pools, copies,
         kept,
     )  # fmt: skip
 

@@ -216,6 +216,23 @@ def test_BC_030_an_answer_to_an_earlier_attempt_is_not_taken_for_this_one() -> N
     end_all(s)
 
 
+def test_BC_030_the_load_of_an_aborted_request_is_not_that_of_the_next_in_its_place() -> None:
+    s = Sim(small(staging_pages=16), [*chain(*"abcd"), *chain(*"wxyz")])
+    stage(s, "old", "abcd")
+    assert s.admit("old")
+    slot, old = get(s, "old").slot, s.of_kind(OpKind.LOAD)[0]
+    s.plane.abort("old")
+    stage(s, "new", "wxyz")
+    assert s.admit("new")
+    assert get(s, "new").slot == slot, "records are used again"
+    s.answer(old)
+    s.tick()
+    assert state(s, "new") == "loading"
+    answer(s, OpKind.LOAD)
+    assert state(s, "new") == "resident"
+    end_all(s)
+
+
 def test_BC_031_an_answer_for_an_unknown_request_is_counted_and_hurts_nobody() -> None:
     s = sim("abcd")
     for i in range(10):
