@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from hicache_fsm.config import CacheConfig, PrefetchPolicy
 from hicache_fsm.control import snapshot
+from hicache_fsm.control.effects import RequestEffects
 from hicache_fsm.control.plane import ControlPlane
 from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.operation_table import OpKind
@@ -194,10 +195,10 @@ def make_config(b: Bounds) -> CacheConfig:
 class Code:
     """A control plane that can be put into any state met before, and taken through the spec's actions."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, effects: type[RequestEffects] = RequestEffects) -> None:
         self.b = bounds
         self.keys: tuple[PageKey, ...] = tuple(bytes([i + 1]) * 32 for i in range(bounds["L"]))
-        self.plane = ControlPlane(make_config(bounds))
+        self.plane = ControlPlane(make_config(bounds), effects=effects)
         self.retracts: int = bounds["Retracts"]
         self._warm_up(bounds["Warm"][0])
 
@@ -386,9 +387,10 @@ REPRESENTATIVES = 2
 """Snapshots of one view that are expanded."""
 
 
-def code_graph(bounds: Bounds) -> tuple[set[Edge], list[str]]:
-    """Labelled edges of the real control plane, as views; and what was wrong on the way."""
-    code = Code(bounds)
+def code_graph(bounds: Bounds, effects: type[RequestEffects] = RequestEffects) -> tuple[set[Edge], list[str]]:
+    """Labelled edges of the real control plane, as views; and what was wrong on the way. `effects` is for tests that
+    break one on purpose."""
+    code = Code(bounds, effects)
     code.settle()
     first = code.view()
     work = deque([(first, code.state())])

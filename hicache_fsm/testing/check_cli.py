@@ -70,7 +70,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", type=int, default=0, metavar="MIB", help="MiB of memory (default: none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--replay", type=Path, metavar="FILE",
-                        help="instead of exploring, run the inputs of this file, one a line, on a fresh plane")  # fmt: skip
+                        help="instead of exploring, run the inputs of this file, one a line")  # fmt: skip
 
 
 def scope_of(args: argparse.Namespace) -> Scope:

@@ -22,12 +22,13 @@ FAULTS: dict[str, str] = {
     "evict": "device pages that nobody locks are evicted at any moment",
     "retract": "the scheduler takes a running request back to its queue",
     "restart": "the scheduler starts a waiting request anew",
+    "reject": "the scheduler turns a waiting request down",
     "chunk": "a prompt is computed in two chunks",
     "detach": "storage is detached and attached",
     "flush": "the tree is flushed",
     "hash": "page keys come with the answer to a Hash command",
 }
-DEFAULT_FAULTS = frozenset({"partial", "failed", "lost", "twice", "late", "evict", "retract"})
+DEFAULT_FAULTS = frozenset({"partial", "failed", "lost", "twice", "evict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class Scope:
     """
 
     requests: int = 2
-    # Two pages beyond nothing, or one beyond a resident one: a base to pin and to lose, and a span to fetch.
+    # One page beyond a resident one: a base to pin and to lose, and a span to fetch.
     pages: int = 2
     # Leading pages that all prompts share. Prompts that are equal make requests interchangeable.
     shared: int = 2
     # Leading pages that are on the device and in storage at the start.
     warm: int = 1
     device: int = 4
-    staging: int = 2
+    staging: int = 1
     pins: int = 1  # tokens that holds may pin
     retry_cap: int = 1
     defer_cap: int = 2
@@ -55,7 +56,7 @@ class Scope:
     policy: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE
     faults: frozenset[str] = DEFAULT_FAULTS
     aborts: bool = True
-    writes: bool = True
+    writes: bool = False
     # Inputs that leave operations without an owner are offered only while fewer than this many run: an executor
     # that falls behind without end would make the space infinite.
     orphans: int = 1

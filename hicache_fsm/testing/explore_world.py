@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hicache_fsm.control import snapshot
 from hicache_fsm.lifecycle.attempt import Attempt
-from hicache_fsm.lifecycle.operation_table import OpKind
 from hicache_fsm.lifecycle.table import State
-from hicache_fsm.ports import Command, Completion, Hash, Load, Lookup, Offload, PageKey, Read, Store
+from hicache_fsm.ports import Command, Load, Lookup, Offload, PageKey, Read, Store
 from hicache_fsm.testing.explore_scope import Scope
 from hicache_fsm.testing.quotient import Frame, Names, Outside, names_of
 from hicache_fsm.testing.sim import Sim, chain
@@ -42,7 +41,8 @@ Taken: TypeAlias = tuple[snapshot.Snapshot, Outside]
 """A state of the world: the plane's snapshot and the outside's."""
 
 Actor: TypeAlias = tuple[str, int]
-"""Who makes progress by an input, for fairness: what is done, and the place of the request it is done for (-1: none)."""
+"""Who makes progress by an input, for fairness: what is done, and the place of the request that it is done for
+(-1: none)."""
 
 
 class World:
@@ -215,6 +215,8 @@ class World:
         if spare:
             if self.scope.aborts:
                 yield "abort", ""
+            if "reject" in faults and attempt.state < State.LOADING:
+                yield "reject", ""
             if ("restart" if attempt.state < State.LOADING else "retract") in faults:
                 yield "retract", ""
 
@@ -269,15 +271,14 @@ class World:
             sim.landed.pop(op, None)
         sim.tick(0)
 
-    def _final(self, op: int, how: str, pages: int | None) -> Completion | None:
+    def _final(self, op: int, how: str, pages: int | None) -> None:
         sim = self.sim
         if how == "lost":
             sim.lose(op)
-            return None
+            return
         completion = sim.answer(op, pages=pages, ok=how != "failed")
         if how == "twice":
             sim.repeat(completion)
-        return completion
 
     def _admit(self, one: Input, names: Names) -> None:
         plane, attempt = self.sim.plane, self._attempt(one, names)
@@ -310,6 +311,10 @@ class World:
         rid = names.attempts[one.who][0]
         self.sim.call(lambda plane: plane.abort(rid))
 
+    def _reject(self, one: Input, names: Names) -> None:
+        rid = names.attempts[one.who][0]
+        self.sim.call(lambda plane: plane.reject(rid))
+
     def _retract(self, one: Input, names: Names) -> None:
         attempt = self._attempt(one, names)
         keys = attempt.keys if attempt.keys_known else None
@@ -340,7 +345,7 @@ class World:
             return f"answer {type(command).__name__.lower()} {op} of {whose}: {one.how}"
         if one.act == "submit":
             return f"submit r{self.unsubmitted[0] if self.scope.interchangeable else one.who}"
-        if one.act in ("admit", "defer", "compute", "extend", "finish", "abort", "retract"):
+        if one.act in ("admit", "defer", "compute", "extend", "finish", "abort", "reject", "retract"):
             return f"{one.act} {names.attempts[one.who][0]} {one.how}".rstrip()
         return one.act
 
@@ -356,6 +361,7 @@ ACTS: dict[str, Callable[[World, Input, Names], None]] = {
     "extend": World._extend,
     "finish": World._finish,
     "abort": World._abort,
+    "reject": World._reject,
     "retract": World._retract,
     "evict": World._evict,
     "late": World._late,
@@ -363,8 +369,3 @@ ACTS: dict[str, Callable[[World, Input, Names], None]] = {
     "attach": World._operate,
     "flush": World._operate,
 }
-
-KINDS: dict[type, OpKind] = {
-    Hash: OpKind.HASH, Lookup: OpKind.LOOKUP, Read: OpKind.READ, Load: OpKind.LOAD, Offload: OpKind.OFFLOAD,
-    Store: OpKind.STORE,
-}  # fmt: skip

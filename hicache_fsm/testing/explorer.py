@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from hicache_fsm.lifecycle.attempt import Attempt
+from hicache_fsm.lifecycle.model import Row
 from hicache_fsm.testing.explore_scope import Scope
 from hicache_fsm.testing.explore_world import Actor, Input, Taken, World
 from hicache_fsm.testing.quotient import Names, undeclared
@@ -41,9 +43,18 @@ class Moves(NamedTuple):
     places: tuple[int, ...]
 
 
+class Fired(NamedTuple):
+    """What one input did to one attempt: the rows of the request table that fired, in order. A place of -1 before
+    means that the attempt is new, after that it has ended."""
+
+    before: int
+    after: int
+    rows: tuple[int, ...]
+
+
 class Graph:
     """States by number, in the order in which they were found, and the edges between them. Compact: a million edges
-    take 20 MB."""
+    take 20 MB. `fired` is filled only if the search records rows."""
 
     def __init__(self) -> None:
         self.parent = array("q")  # the state from which each was found first, -1 for the initial one
@@ -53,10 +64,13 @@ class Graph:
         self.target = array("q")
         self.label = array("H")
         self.moves = array("H")
+        self.fired = array("H")
+        self.all_fired: list[tuple[Fired, ...]] = []
         self.labels: list[Label] = []
         self.all_moves: list[Moves] = []
         self._label_id: dict[Label, int] = {}
         self._moves_id: dict[Moves, int] = {}
+        self._fired_id: dict[tuple[Fired, ...], int] = {}
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -71,6 +85,9 @@ class Graph:
         self.target.append(target)
         self.label.append(_intern(label, self._label_id, self.labels))
         self.moves.append(_intern(moves, self._moves_id, self.all_moves))
+
+    def add_fired(self, fired: tuple[Fired, ...]) -> None:
+        self.fired.append(_intern(fired, self._fired_id, self.all_fired))
 
     def edges(self, state: int) -> range:
         """Edges of a state that was expanded; empty for one that was not."""
@@ -147,16 +164,18 @@ def explore(
     *,
     view: Callable[[World], V] | None = None,
     liveness: bool = True,
+    rows: bool = False,
 ) -> Result[V]:
     """Explore all states of a scope, or as many as the limits allow. Ends at the first violation of safety.
 
-    `view` is called in every state, in the order of their numbers, and fills `Result.views`.
+    `view` is called in every state, in the order of their numbers, and fills `Result.views`. With `rows`, the graph
+    says which rows of the request table each edge fired.
     """
     from hicache_fsm.testing.liveness import find_traps  # reads the graph that is defined here
 
     began = time.monotonic()
     assert not undeclared(), f"fields with no rule in `quotient.RULES`: {undeclared()}"
-    search = _Search(scope, limits, view)
+    search = _Search(scope, limits, view, rows)
     result = search.result
     search.run(began)
     if liveness and result.exhausted and not result.violations:
@@ -166,13 +185,34 @@ def explore(
     return result
 
 
+class RowLog:
+    """Collects which rows fire on which attempt, as the observer of a world's plane."""
+
+    def __init__(self, world: World) -> None:
+        self.rows: dict[tuple[str, int], list[int]] = {}
+        world.parts.observer = self._note
+
+    def _note(self, attempt: Attempt, row: Row, argument: int) -> None:
+        self.rows.setdefault((attempt.rid, attempt.number), []).append(row.id)
+
+    def fired(self, before: Names, after: Names) -> tuple[Fired, ...]:
+        """One entry for each attempt on which a row fired or which is new."""
+        source = {who: place for place, who in enumerate(before.attempts)}
+        target = {who: place for place, who in enumerate(after.attempts)}
+        whose = [*self.rows, *(who for who in after.attempts if who not in source and who not in self.rows)]
+        return tuple([
+            Fired(source.get(who, -1), target.get(who, -1), tuple(self.rows.get(who, ()))) for who in whose
+        ])  # fmt: skip
+
+
 class _Search(Generic[V]):
     """One breadth-first search."""
 
-    def __init__(self, scope: Scope, limits: Limits, view: Callable[[World], V] | None) -> None:
+    def __init__(self, scope: Scope, limits: Limits, view: Callable[[World], V] | None, rows: bool) -> None:
         from hicache_fsm.testing.liveness import Facts
 
         self.world = World(scope)
+        self.log: RowLog | None = RowLog(self.world) if rows else None
         self.limits = limits
         self.view = view
         self.result: Result[V] = Result(scope, Graph())
@@ -220,6 +260,8 @@ class _Search(Generic[V]):
         world, graph, known = self.world, self.result.graph, self.known
         world.restore(taken)
         for one, actor in world.inputs(names):
+            if self.log is not None:
+                self.log.rows.clear()
             try:
                 world.apply(one, names)
                 after, now = world.look()
@@ -234,6 +276,8 @@ class _Search(Generic[V]):
                 target = self._new(state, after, now)
             places = {who: place for place, who in enumerate(now.attempts)}
             graph.add_edge(target, Label(one, actor), Moves(tuple([places.get(who, -1) for who in names.attempts])))
+            if self.log is not None:
+                graph.add_fired(self.log.fired(names, now))
             world.restore(taken)
 
     def _new(self, parent: int, taken: Taken, names: Names) -> int:

@@ -55,13 +55,14 @@ RULES: tuple[Rule, ...] = (
          "as sets: their order only says what a full list forgets first, and the bounds are out of reach; only writes "
          "ask for beliefs, so they are dropped where the backlog admits none"),
     Rule(How.KEPT, "parked.head_refusal parked.bypasses", "decisions read them"),
-    Rule(How.KEPT, "Attempt.state Attempt.priority Attempt.num_tokens Attempt.keys Attempt.keys_known Attempt.unresolved "
-         "Attempt.retries Attempt.gate_open Attempt.published_pages Attempt.pin_tokens", "decisions read them"),
+    Rule(How.KEPT, "Attempt.state Attempt.priority Attempt.num_tokens Attempt.keys Attempt.keys_known "
+         "Attempt.unresolved Attempt.retries Attempt.gate_open Attempt.published_pages Attempt.pin_tokens", "decisions read them"),
     Rule(How.KEPT, "Attempt.match_pages Attempt.relied_pages Attempt.end_pages Attempt.defers Attempt.chances "
          "Attempt.storage_open",
          "while the attempt may still ask storage; once it recomputes or runs, only the match of the former is read, "
          "and no row of the table leads back"),
-    Rule(How.KEPT, "Attempt.base_pages Attempt.landed_pages", "from the look-up to the hold; each look-up sets them anew"),
+    Rule(How.KEPT, "Attempt.base_pages Attempt.landed_pages",
+         "from the look-up to the hold; each look-up sets them anew"),
     Rule(How.KEPT, "Operation.kind Operation.state Operation.keys Operation.progress Operation.unresolved",
          "decisions read them"),
     Rule(How.KEPT, "WriteSpan.state WriteSpan.parent WriteSpan.keys", "decisions read them"),
@@ -75,11 +76,12 @@ RULES: tuple[Rule, ...] = (
          "retries.pending retries.unstarted watches.dirty watches.told departures._key arrivals._key",
          "with their attempt; of orders only those of the queues are read"),
     Rule(How.NAMED, "ops.live backup.live backup.queue", "with whom they serve; the order of queued spans is kept"),
-    Rule(How.NAMED, "Attempt.rid Attempt.seq Attempt.op Attempt.load_ops Attempt.staging Attempt.pin_node Attempt.device "
-         "Attempt.lock_node Operation.span Operation.rows Operation.device_rows Operation.staging "
+    Rule(How.NAMED, "Attempt.rid Attempt.seq Attempt.op Attempt.load_ops Attempt.staging Attempt.pin_node "
+         "Attempt.device Attempt.lock_node Operation.span Operation.rows Operation.device_rows Operation.staging "
          "Operation.device Operation.lock_node Operation.dependents WriteSpan.op WriteSpan.staging WriteSpan.lock_node",
          "ids"),
-    Rule(How.NAMED, "Operation.slot", "as the attempt whose own operation it is: an answer to any other finds no owner"),
+    Rule(How.NAMED, "Operation.slot",
+         "as the attempt whose own operation it is: an answer to any other finds no owner"),
     Rule(How.NAMED, "WriteSpan.deps", "those that still run: only they are asked for"),
     Rule(How.RELATIVE, "effects.now_ms prefetch.now_ms", "copies of the agreed time"),
     Rule(How.RELATIVE, "Attempt.clock_left_ms Attempt.hard_left_ms Attempt.clock_since_ms",
@@ -106,7 +108,8 @@ RULES: tuple[Rule, ...] = (
          "WriteSpan.id device._version tree._unused",
          "names not yet given, or of what the key names otherwise; new ones differ from all in use"),
     Rule(How.DROPPED, "tree._parent tree._first tree._next tree._prev order.entry order.heap departures._head "
-         "departures._after departures._before arrivals._head arrivals._after arrivals._before agenda.heap retries.heap",
+         "departures._after departures._before arrivals._head arrivals._after arrivals._before agenda.heap "
+         "retries.heap",
          "indexes of what is kept, lazily cleaned; the tree's are recounted in every new state"),
 )  # fmt: skip
 
@@ -158,8 +161,8 @@ def _pick(cls: type, names: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]
 _ALWAYS = _pick(Attempt, "priority num_tokens keys keys_known retries published_pages pin_tokens gate_open unresolved")
 _WAITING = _pick(Attempt, "match_pages relied_pages end_pages defers chances storage_open")
 _COMMITTED = _pick(Attempt, "base_pages landed_pages")
-_REST = _pick(Attempt, "rid state op clock_left_ms hard_left_ms clock_since_ms refused_room refused_ms load_ops staging pin_node "
-              "device lock_node")
+_REST = _pick(Attempt, "rid state op clock_left_ms hard_left_ms clock_since_ms refused_room refused_ms load_ops "
+              "staging pin_node device lock_node")
 _OPERATION = _pick(Operation, "kind state span keys epoch rows device_rows progress staging device lock_node "
                    "unresolved dependents")
 _ORPHAN_ORDER = _pick(Operation, "kind keys progress id")
@@ -373,10 +376,9 @@ def _books(walk: _Walk, writes: bool) -> tuple[Any, ...]:
     pools = tuple([(len(state[free]), sum(state[owned])) for free, owned in _POOLS])
     copies = tuple([state[at] - now for at in _COPIES_OF_NOW])
     kept = tuple([state[at] for at in _KEPT])
-    return (
-        tuple(sorted(believed)) if writes else None, tuple(sorted(inflight)), tuple(waiting), tuple(sorted(state[_BACKLOG])), pools, copies,
-        kept,
-    )  # fmt: skip
+    backlog = tuple(sorted(state[_BACKLOG]))
+    known = tuple(sorted(believed)) if writes else None
+    return known, tuple(sorted(inflight)), tuple(waiting), backlog, pools, copies, kept
 
 
 def _outside(walk: _Walk) -> tuple[Any, ...]:
