@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from hicache_fsm.lifecycle.render_cli import add_render_arguments, run_render
 from hicache_fsm.replay.cli import add_replay_arguments, run_replay
+from hicache_fsm.testing.fuzz_cli import add_fuzz_arguments, run_fuzz
+from hicache_fsm.testing.scenario_cli import add_scenario_arguments, run_scenario
 
 BY_SIGNAL = 128
 
@@ -33,6 +35,24 @@ def build_parser() -> argparse.ArgumentParser:
     render = commands.add_parser("render", help="draw a lifecycle table", description="Draws a lifecycle table.")
     add_render_arguments(render)
     render.set_defaults(run=run_render)
+    scenario = commands.add_parser(
+        "run-scenario",
+        help="run scenario files: events in, expectations out",
+        description="Runs scenario files on the control plane with a simulated outside; all books are recounted and "
+        "all bytes compared after every step. The format is described in docs/scenarios.md.",
+        epilog="Exit codes: 0 all hold; 1 something does not; 2 a file is no scenario.",
+    )
+    add_scenario_arguments(scenario)
+    scenario.set_defaults(run=run_scenario)
+    fuzz = commands.add_parser(
+        "fuzz",
+        help="randomized campaign against the control plane",
+        description="Drives the control plane through random acts of schedulers, clients, stores and operators, and "
+        "prints a minimal scenario of what fails.",
+        epilog="Exit codes: 0 nothing failed; 1 something did; 2 Hypothesis is not installed.",
+    )
+    add_fuzz_arguments(fuzz)
+    fuzz.set_defaults(run=run_fuzz)
     return parser
 
 

@@ -116,7 +116,7 @@ Restarted(s) ==
 -----------------------------------------------------------------------------
 (* On its own it is checked for small caps, over one attempt.              *)
 
-CapSets == [retry : 0..2, poll : {1}, interval : 0..1, defer : 1..2, park : 1..3]
+CapSets == [retry : 0..1, poll : {1}, interval : 0..1, defer : 1..2, park : 1..2]
 Init == \E caps \in CapSets : st = First([caps EXCEPT !.poll = caps.retry - (caps.retry \div 2)])
 Next == \E event \in Events, n \in 0..1 : st' \in After(st, event, n)
 Spec == Init /\ [][Next]_st

@@ -77,7 +77,8 @@ def module(traces: Sequence[Life]) -> str:
     bodies = []
     for life in traces:
         retry, interval, defer, park = life.caps
-        caps = f"retry |-> {retry}, poll |-> {retry - retry // 2}, interval |-> {interval}, defer |-> {defer}, park |-> {park}"
+        polls = retry - retry // 2
+        caps = f"retry |-> {retry}, poll |-> {polls}, interval |-> {interval}, defer |-> {defer}, park |-> {park}"
         lines = ", ".join(f'<<"{x.event}", {x.argument}, {x.attempt}, "{x.to}">>' for x in life.lines)
         bodies.append(f"  [caps |-> [{caps}], lines |-> <<{lines}>>]")
     body = ",\n".join(bodies)
@@ -100,7 +101,8 @@ def check(traces: Sequence[Life]) -> Verdict:
         at = dict(_AT.findall(outcome.output))  # the last state that TLC prints comes last
         life = traces[int(at["k"]) - 1]
         line = life.lines[int(at["l"]) - 1]
-        unexplained = f"{life.log}:{line.number}: request {life.rid!r} attempt {line.attempt}, {line.event} -> {line.to}"
+        who = f"request {life.rid!r} attempt {line.attempt}"
+        unexplained = f"{life.log}:{line.number}: {who}, {line.event} -> {line.to}"
     return Verdict(len(traces), sum(len(life.lines) for life in traces), unexplained, outcome)
 
 

@@ -19,6 +19,7 @@ from hicache_fsm.lifecycle.machine import Machine
 from hicache_fsm.lifecycle.model import Kind, Row
 from hicache_fsm.lifecycle.operation_table import OpKind
 from hicache_fsm.lifecycle.table import REQUEST_TABLE, TIMED, WAITING, Event, State
+from spec import proof_model as model
 from spec import proofs
 from spec.wander import wander
 from tests.test_row_coverage import BUILDERS, END_CASES, ENDS, SCENARIOS
@@ -61,8 +62,8 @@ def test_the_rank_bounds_the_documented_number_of_chances() -> None:
 
 
 def test_every_guard_and_effect_of_the_table_has_a_meaning_and_no_other() -> None:
-    assert set(proofs.GUARDS) == set(REQUEST_TABLE.guards)
-    assert set(proofs.EFFECTS) == set(REQUEST_TABLE.effects)
+    assert set(model.GUARDS) == set(REQUEST_TABLE.guards)
+    assert set(model.EFFECTS) == set(REQUEST_TABLE.effects)
 
 
 def test_every_transition_row_of_a_waiting_state_is_proved() -> None:
@@ -153,13 +154,13 @@ def test_a_look_up_that_costs_no_retry_is_refuted(monkeypatch: pytest.MonkeyPatc
 def test_an_effect_that_gives_back_one_too_few_is_refuted(
     effect: str, row: tuple[State, Event, State], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = proofs.EFFECTS[effect]
+    real = model.EFFECTS[effect]
     wrong = {
         "return_hold": lambda w, a: real(w, a).but(free=w.free + w.staging - 1),
         "keep_landed": lambda w, a: real(w, a).but(closed_tokens=w.closed_tokens),
         "return_all": lambda w, a: real(w, a).but(dfree=w.dfree),
     }[effect]
-    monkeypatch.setitem(proofs.EFFECTS, effect, wrong)
+    monkeypatch.setitem(model.EFFECTS, effect, wrong)
     assert any(expected in text for text in proofs.failures([_row(*row)]))
 
 
@@ -169,7 +170,7 @@ def test_an_effect_that_gives_back_one_too_few_is_refuted(
 def measure(parts: Parts, attempt: Attempt) -> dict[str, int | bool]:
     """The names of the model, read off the real books. Tokens in pages."""
     op = parts.ops.live.get(attempt.op)
-    kinds = {OpKind.LOOKUP: proofs.LOOKUP_OP, OpKind.READ: proofs.READ_OP, OpKind.LOAD: proofs.LOAD_OP}
+    kinds = {OpKind.LOOKUP: model.LOOKUP_OP, OpKind.READ: model.READ_OP, OpKind.LOAD: model.LOAD_OP}
     entry = parts.retries.pending.get(attempt.rid)
     page = parts.config.page_size
     others = [a for a in parts.attempts if a is not attempt]
@@ -177,7 +178,7 @@ def measure(parts: Parts, attempt: Attempt) -> dict[str, int | bool]:
     return {
         "state": int(attempt.state), "open": attempt.storage_open, "ret": attempt.retries, "defers": attempt.defers,
         "chances": attempt.chances,
-        "armed": 0 if entry is None else proofs.REFETCH if entry.immediate else proofs.POLL,
+        "armed": 0 if entry is None else model.REFETCH if entry.immediate else model.POLL,
         "timed": attempt.slot in parts.agenda.due, "joined": attempt.slot in parts.parked.order,
         "waits": parts.waiting.place(attempt.rid) is not None,
         "op": 0 if op is None else kinds.get(OpKind(op.kind), 0), "rows": len(op.rows) if op else 0,
@@ -194,7 +195,8 @@ def measure(parts: Parts, attempt: Attempt) -> dict[str, int | bool]:
         "others_unresolved": sum(a.unresolved for a in others) // page,
         "retry_cap": parts.config.retry_max_attempts,
         "poll_cap": parts.config.retry_max_attempts - parts.config.retry_max_attempts // 2,
-        "defer_cap": parts.config.max_defers, "park_cap": parts.config.park_cap, "interval": parts.config.retry_poll_interval_passes,
+        "defer_cap": parts.config.max_defers, "park_cap": parts.config.park_cap,
+        "interval": parts.config.retry_poll_interval_passes,
         "staging_total": parts.config.staging_pages, "pin_cap": parts.config.pin_cap_tokens,
         "device_total": parts.config.device_pages,
     }  # fmt: skip
@@ -210,20 +212,20 @@ def compared(seen: set[int]) -> Iterator[None]:
         parts = getattr(machine.listener, "__self__", None)  # the listener is a method of the parts
         if not isinstance(parts, Parts):
             return real(machine, subject, event, argument)
-        before = proofs.World({**measure(parts, subject), "fresh": False, "assumed": subject.end_pages > 0})
+        before = model.World({**measure(parts, subject), "fresh": False, "assumed": subject.end_pages > 0})
         row = real(machine, subject, event, argument)
         if row.kind is not Kind.TRANSITION:
             return row
         seen.add(row.id)
-        assert proofs.applies(row, before, argument), f"{proofs.describe(row)}: the model's guards say otherwise"
-        expected = proofs.run_effects(row, before, argument)
+        assert model.applies(row, before, argument), f"{proofs.describe(row)}: the model's guards say otherwise"
+        expected = model.run_effects(row, before, argument)
         got = measure(parts, subject)
-        skipped = {"fresh"} if got["op"] == proofs.READ_OP else {"fresh", "rows", "got"}
+        skipped = {"fresh"} if got["op"] == model.READ_OP else {"fresh", "rows", "got"}
         wrong = {k: (v, expected.values[k]) for k, v in got.items() if k not in skipped and v != expected.values[k]}
         assert not wrong, f"{proofs.describe(row)}: code and model differ: {wrong}"
-        falls = proofs.rank(proofs.World({**got, "fresh": False})) < proofs.rank(before)
+        falls = proofs.rank(model.World({**got, "fresh": False})) < proofs.rank(before)
         assert falls or event == Event.LOOKUP or (row.source, row.event) in proofs.REPEATABLE, proofs.describe(row)
-        assert all(proofs.conserved(proofs.World({**got, "fresh": False})).values()), proofs.describe(row)
+        assert all(proofs.conserved(model.World({**got, "fresh": False})).values()), proofs.describe(row)
         return row
 
     Machine.fire = fire  # type: ignore[method-assign, assignment]

@@ -98,7 +98,7 @@ FIELDS: dict[type, dict[str, Copy]] = {
     WaitingQueue: _fields(lists="waiting ready"),
     Machine: _fields("pass_no", dicts="ignored"),
     BackupPipeline: _fields(
-        "queued_pages last_id stored_pages", keys="pending",
+        "queued_pages last_id stored_pages now_ms last_answer_ms", keys="pending",
         queue=Copy.SPAN_QUEUE, live=Copy.SPANS, dropped_pages=Copy.TALLY,
     ),
     Attempt: dict.fromkeys(Attempt.__slots__, _V) | {"history": Copy.HISTORY, "device": _L},

@@ -155,7 +155,8 @@ class Validator:
         event, source, target = _names(record)
         life = self._life(record)
         if source is not life.state:
-            raise _Contradiction(f"continues from {record['from']}, but stood in {REQUEST_TABLE.states[life.state].label}")
+            stood = REQUEST_TABLE.states[life.state].label
+            raise _Contradiction(f"continues from {record['from']}, but stood in {stood}")
         row = _row(event, source, target, record["argument"])
         self._guards(life, row)
         expected = row.outcome if "settle" in row.effects or REQUEST_TABLE.states[row.target].final else ""

@@ -137,7 +137,7 @@ class World:
         attempts = [self.parts.attempts.get(rid) for rid, _ in names.attempts]
         spare = self._orphans() < self.scope.orphans
         out = list(self._submits())
-        if self.parts.retries.pending or self.parts.backup.queue or self.parts.parked.order:
+        if self._news():
             out.append((Input("pass"), ("pass", -1)))
         if spare and self._next_due() is not None:
             out.append((Input("wait"), ("wait", -1)))
@@ -157,6 +157,12 @@ class World:
             if group not in seen:
                 seen.add(group)
                 yield Input("submit", request if not self.scope.interchangeable else 0), ("submit", -1)
+
+    def _news(self) -> bool:
+        """Whether a pass without answers, at the same time, could do anything."""
+        parts = self.parts
+        overdue = any(at <= parts.now_ms for at in parts.agenda.due.values())
+        return overdue or bool(parts.retries.pending or parts.backup.queue or parts.parked.order)
 
     def _orphans(self) -> int:
         """Operations that run without the attempt or write span that wanted them."""

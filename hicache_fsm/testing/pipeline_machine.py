@@ -5,13 +5,13 @@
 
 The acts and what must hold are those of `pipeline_walk.Pipeline`. Narrow it to your own settings by overriding
 `configure` in a subclass of `Pipeline`, and name that as `pipeline` in a subclass of the machine. The acts of a failing
-run are printed. `random_walk` does the same acts without Hypothesis: many times faster, reproducible by its seed, but
-a failure is not shrunk.
+run are printed, and once more as a scenario that `hicache-fsm run-scenario` runs again. `random_walk` does the same
+acts without Hypothesis: many times faster, reproducible by its seed, but a failure is not shrunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hypothesis import note
@@ -41,6 +41,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
     pipeline: type[Pipeline] = Pipeline
     run: Pipeline | None = None
+    failed = False
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -50,8 +51,20 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         assert self.run is not None
-        note(self.run.step(DrawnChoices(data)))
+        run = self.run
+        note(self._watched(lambda: run.step(DrawnChoices(data))))
 
     def teardown(self) -> None:
-        if self.run is not None:
-            self.run.wind_up()
+        if self.run is not None and not self.failed:
+            self._watched(self.run.wind_up)
+
+    def _watched(self, act: Callable[[], T]) -> T:
+        """Do something; if it fails, the report has the scenario."""
+        assert self.run is not None
+        try:
+            return act()
+        except Exception:
+            # Also raised by Hypothesis itself, to end a run that it does not want; nothing is printed then.
+            self.failed = True
+            note(self.run.scenario("found by Hypothesis"))
+            raise

@@ -21,6 +21,7 @@ from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.operation_table import OpKind
 from hicache_fsm.lifecycle.table import State
 from hicache_fsm.ports import Completion, HashDone, Read
+from hicache_fsm.testing.script import to_scenario
 from hicache_fsm.testing.sim import Sim, chain
 
 T = TypeVar("T")
@@ -82,11 +83,11 @@ class Pipeline:
 
     def __init__(self, choose: Choose) -> None:
         self.config = self.configure(choose)
-        self.sim = Sim(self.config)
+        self.sim = Sim(self.config, record=True)
         self.targets: dict[str, int] = {}  # request -> tokens of its prompt and output so far
         self.output = 0  # output pages made so far; their labels are unique
         for _ in range(choose.number("stored prompts", 0, 3)):
-            self.sim.stored.update(chain(*self.prompt(choose)))
+            self.sim.store_has(self.prompt(choose))
         off = choose.number("acts switched off", 0, len(ACTS) // 2)
         self.enabled = set(ACTS)
         for _ in range(off):
@@ -100,6 +101,11 @@ class Pipeline:
         """A trunk that all prompts share, and mostly short branches."""
         trunk = choose.number("on the trunk", 0, MAX_PROMPT_PAGES - 4)
         return "t" * trunk + choose.of("branch", "ab") * choose.of("on the branch", (0, 0, 1, 2, 4))
+
+    def scenario(self, title: str, seed: int = 0) -> str:
+        """Everything that was done so far, for `hicache-fsm run-scenario`."""
+        assert self.sim.script is not None
+        return to_scenario(self.config, self.sim.script, title, seed)
 
     def step(self, choose: Choose) -> str:
         """One act of those that are possible now and switched on in this run: a swarm of its own, for rules with
@@ -115,6 +121,8 @@ class Pipeline:
         """What must hold beyond the books: no attempt asks storage more often than its caps allow."""
         lookups = 1 + self.config.retry_max_attempts
         over = {who: n for who, n in self.sim.asked.items() if n > lookups}
+        for rid, _ in over:
+            self.sim.say(f"expect lookups of {rid} <= {lookups}")
         assert not over, f"look-ups beyond {lookups}: {over}"
 
     # ── who is where ─────────────────────────────────────────────────────────────────────────────────
@@ -287,24 +295,20 @@ class Pipeline:
 
     def lose_keys(self, choose: Choose) -> str:
         prompt = self.prompt(choose)
-        self.sim.stored.difference_update(chain(*prompt)[-1:])
+        self.sim.store_loses(prompt)
         return f"last page of {prompt}"
 
     def store_keys(self, choose: Choose) -> str:
         prompt = self.prompt(choose)
-        self.sim.stored.update(chain(*prompt))
+        self.sim.store_has(prompt)
         return prompt
 
     # ── operators and pressure ───────────────────────────────────────────────────────────────────────
 
     def evict(self, choose: Choose) -> str:
         """Other users of the device pool take pages and give them back."""
-        full = self.sim.plane.parts.full
-        count = choose.number("pages", 1, full.tree.evictable)
-        pages = full.take_device(full.device.available + count)
-        assert pages is not None, f"{count} evictable pages were not had"
-        full.give_device(pages)
-        self.sim.pump()
+        count = choose.number("pages", 1, self.sim.plane.parts.full.tree.evictable)
+        assert self.sim.evict(count), f"{count} evictable pages were not had"
         return f"{count} pages"
 
     def flush(self, choose: Choose) -> str:
@@ -331,6 +335,7 @@ class Pipeline:
     def wind_up(self) -> None:
         """The outside becomes honest; every request ends within the bound, and nothing stays owned."""
         self._run_dry()
+        self.sim.say("expect no leaks")
         found = self.sim.leaks() + self.sim.stale_entries()
         assert not found, f"left behind: {found}"
 
@@ -349,6 +354,7 @@ class Pipeline:
                     self._compute(attempt)
                     self.sim.plane.finish(attempt.rid)
             self._admit_all()
+        self.sim.say("expect idle")
         raise AssertionError(f"not done after {limit} passes: {[a.describe() + a.state_name for a in self.live()]}")
 
     def _admit_all(self) -> None:
@@ -455,4 +461,5 @@ def random_walk(
         run.wind_up()
     except BaseException as error:
         text = "\n  ".join([f"random walk of seed {seed}; {run.config}", *done[-40:]])
-        raise RuntimeError(text) from error
+        scenario = run.scenario(f"random walk of seed {seed}", seed)
+        raise RuntimeError(f"{text}\nAs a scenario:\n{scenario}") from error

@@ -56,7 +56,8 @@ RULES: tuple[Rule, ...] = (
          "ask for beliefs, so they are dropped where the backlog admits none"),
     Rule(How.KEPT, "parked.head_refusal parked.bypasses", "decisions read them"),
     Rule(How.KEPT, "Attempt.state Attempt.priority Attempt.num_tokens Attempt.keys Attempt.keys_known "
-         "Attempt.unresolved Attempt.retries Attempt.gate_open Attempt.published_pages Attempt.pin_tokens", "decisions read them"),
+         "Attempt.unresolved Attempt.retries Attempt.gate_open Attempt.published_pages Attempt.pin_tokens",
+         "decisions read them"),
     Rule(How.KEPT, "Attempt.match_pages Attempt.relied_pages Attempt.end_pages Attempt.defers Attempt.chances "
          "Attempt.storage_open",
          "while the attempt may still ask storage; once it recomputes or runs, only the match of the former is read, "
@@ -68,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     Rule(How.KEPT, "WriteSpan.state WriteSpan.parent WriteSpan.keys", "decisions read them"),
     Rule(How.NAMED, "tree._index tree._key tree._page tree._locks tree._refs tree._load tree._loads order.pending",
          "one entry a page, in the order of the page keys; a key implies its parent's"),
-    Rule(How.NAMED, "order.last order.seq order.priority",
+    Rule(How.NAMED, "order.last order.seq order.priority tree._parent",
          "as the order in which leaves would go, and only where the tree has two branches: else nothing is to choose"),
     Rule(How.NAMED, "device._free device._owned staging._free staging._owned",
          "their counts: free pages are alike, and which pages are out is told by whoever holds them"),
@@ -77,13 +78,15 @@ RULES: tuple[Rule, ...] = (
          "with their attempt; of orders only those of the queues are read"),
     Rule(How.NAMED, "ops.live backup.live backup.queue", "with whom they serve; the order of queued spans is kept"),
     Rule(How.NAMED, "Attempt.rid Attempt.seq Attempt.op Attempt.load_ops Attempt.staging Attempt.pin_node "
-         "Attempt.device Attempt.lock_node Operation.span Operation.rows Operation.device_rows Operation.staging "
-         "Operation.device Operation.lock_node Operation.dependents WriteSpan.op WriteSpan.staging WriteSpan.lock_node",
+         "Attempt.device Attempt.lock_node Operation.id WriteSpan.id Operation.span Operation.device_rows "
+         "Operation.staging Operation.device Operation.lock_node Operation.dependents WriteSpan.op WriteSpan.staging WriteSpan.lock_node",
          "ids"),
+    Rule(How.NAMED, "Operation.rows",
+         "their number, and those that may still be touched: the others can be free, or somebody else's"),
     Rule(How.NAMED, "Operation.slot",
          "as the attempt whose own operation it is: an answer to any other finds no owner"),
     Rule(How.NAMED, "WriteSpan.deps", "those that still run: only they are asked for"),
-    Rule(How.RELATIVE, "effects.now_ms prefetch.now_ms", "copies of the agreed time"),
+    Rule(How.RELATIVE, "effects.now_ms prefetch.now_ms backup.now_ms", "copies of the agreed time"),
     Rule(How.RELATIVE, "Attempt.clock_left_ms Attempt.hard_left_ms Attempt.clock_since_ms",
          "as what is left of both budgets, and whether the clock runs; while storage may be asked"),
     Rule(How.RELATIVE, "Attempt.refused_room Attempt.refused_ms",
@@ -94,7 +97,9 @@ RULES: tuple[Rule, ...] = (
          "never tried needs neither"),
     Rule(How.RELATIVE, "beliefs.undeliverable", "as time to expiry; an expired entry is as good as none"),
     Rule(How.RELATIVE, "Operation.epoch WriteSpan.epoch ops.epoch", "as whether it is of the present epoch"),
-    Rule(How.DROPPED, "parts.now_ms retries.step", "the origin from which times and steps are measured"),
+    Rule(How.DROPPED, "backup.last_answer_ms",
+         "a scheduler asks for it when it chooses whom to admit; here every choice is tried"),
+    Rule(How.RELATIVE, "parts.now_ms retries.step", "the origin from which times and steps are measured"),
     Rule(How.DROPPED, "parts.pass_no machine.pass_no ops_machine.pass_no backup_machine.pass_no Attempt.history "
          "Operation.history WriteSpan.history Attempt.waiting_since_ms Attempt.outcome WriteSpan.outcome",
          "read by explanations only"),
@@ -104,10 +109,10 @@ RULES: tuple[Rule, ...] = (
     Rule(How.DROPPED, "accounts.requested accounts.found accounts.spliced accounts.l3_miss_tokens accounts.unfulfilled",
          "monotone; their difference, the open tokens, is checked in every state and kept with its owners"),
     Rule(How.DROPPED, "full.clock tree._sequence attempts.next_slot attempts.next_seq attempts.free_slots ops.last_id "
-         "backup.last_id attempts.numbers Attempt.number Attempt.slot Operation.id Operation.rid Operation.attempt "
-         "WriteSpan.id device._version tree._unused",
+         "backup.last_id attempts.numbers Attempt.number Attempt.slot Operation.rid Operation.attempt "
+         "device._version tree._unused",
          "names not yet given, or of what the key names otherwise; new ones differ from all in use"),
-    Rule(How.DROPPED, "tree._parent tree._first tree._next tree._prev order.entry order.heap departures._head "
+    Rule(How.DROPPED, "tree._first tree._next tree._prev order.entry order.heap departures._head "
          "departures._after departures._before arrivals._head arrivals._after arrivals._before agenda.heap "
          "retries.heap",
          "indexes of what is kept, lazily cleaned; the tree's are recounted in every new state"),
@@ -227,7 +232,7 @@ _KEPT = tuple(
 )  # fmt: skip
 _BACKLOG = _at("backup", "pending")
 _POOLS = tuple((_at(pool, "_free"), _at(pool, "_owned")) for pool in ("device", "staging"))
-_COPIES_OF_NOW = (_at("effects", "now_ms"), _at("prefetch", "now_ms"))
+_COPIES_OF_NOW = tuple(_at(place, "now_ms") for place in ("effects", "prefetch", "backup"))
 _BY_RID = _at("attempts", "by_rid")
 
 
@@ -318,8 +323,8 @@ def _operations(walk: _Walk, live: Records) -> tuple[Any, ...]:
          dependents) = _OPERATION(records[op])  # fmt: skip
         out.append((
             int(what), int(where), owner.get(op, -1), span_name.get(span, -1) if span else None, its_keys,
-            epoch == walk.epoch, walk.on_staging(rows), walk.on_device(device_rows), done, walk.on_staging(staging),
-            walk.on_device(device), node_key[lock], unresolved,
+            epoch == walk.epoch, len(rows), walk.on_staging(rows[done:]), walk.on_device(device_rows), done,
+            walk.on_staging(staging), walk.on_device(device), node_key[lock], unresolved,
             tuple(sorted([walk.place.get(slot, -1) for slot in dependents])), landed.get(op), op in sent,
         ))  # fmt: skip
     return tuple(out)

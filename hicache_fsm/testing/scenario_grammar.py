@@ -3,7 +3,7 @@
     submit rid:REQUEST prompt:PROMPT [plus extra:N token(s)] [hashed]
 
 A pattern is a row of elements: a word stands for itself (`token(s)` for both forms), `name:SLOT` for a value, brackets
-for what may be left out, with ` | ` between alternatives. A word that was found inside brackets is reported as a flag.
+for what may be left out, with ` | ` between alternatives. A word alone inside brackets is reported as a flag.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Word(NamedTuple):
     """A word of the pattern, in all of its forms."""
 
     forms: tuple[str, ...]
-    flag: bool  # found inside brackets
+    flag: bool = False  # alone inside brackets
 
 
 class Value(NamedTuple):
@@ -66,7 +66,7 @@ class Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         rest = text.replace("[", " [ ").replace("]", " ] ").split()
-        self.elements = _sequence(iter(rest), flag=False)[0]
+        self.elements = _sequence(iter(rest))[0]
 
     @property
     def shown(self) -> str:
@@ -80,7 +80,7 @@ class Pattern:
         return first.forms[0]
 
 
-def _sequence(words: Iterator[str], flag: bool) -> tuple[tuple[Element, ...], str]:
+def _sequence(words: Iterator[str]) -> tuple[tuple[Element, ...], str]:
     """Elements up to the end, a closing bracket or a bar; and which of them it was."""
     out: list[Element] = []
     for word in words:
@@ -92,7 +92,7 @@ def _sequence(words: Iterator[str], flag: bool) -> tuple[tuple[Element, ...], st
             out.append(Value(*word.split(":")))
         else:
             plural = _PLURAL.match(word)
-            out.append(Word((plural[1] + "s", plural[1]) if plural else (word,), flag))
+            out.append(Word((plural[1] + "s", plural[1]) if plural else (word,)))
     return tuple(out), ""
 
 
@@ -100,8 +100,9 @@ def _option(words: Iterator[str]) -> Option:
     alternatives: list[tuple[Element, ...]] = []
     end = "|"
     while end == "|":
-        elements, end = _sequence(words, flag=True)
-        alternatives.append(elements)
+        elements, end = _sequence(words)
+        only = elements[0] if len(elements) == 1 else None
+        alternatives.append((only._replace(flag=True),) if isinstance(only, Word) else elements)
     return Option(tuple(alternatives))
 
 

@@ -20,7 +20,7 @@ def parse_prompt(text: str) -> tuple[str, ...]:
         return ()
     labels: list[str] = []
     place = 0
-    for item in iter(lambda: _ITEM.match(text, place), None):
+    while item := _ITEM.match(text, place):
         labels += [item[1].strip("()")] * int(item[2] or 1)
         place = item.end()
     if place != len(text) or not text:

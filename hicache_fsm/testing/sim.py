@@ -38,6 +38,8 @@ from hicache_fsm.ports import (
     Store,
     StoreDone,
 )
+from hicache_fsm.testing.scenario_prompt import show_prompt
+from hicache_fsm.testing.script import RecordedPlane
 
 
 def chain(*labels: object) -> tuple[PageKey, ...]:
@@ -51,11 +53,15 @@ def chain(*labels: object) -> tuple[PageKey, ...]:
 
 
 class Sim:
-    """Drives one `ControlPlane`. Every step is followed by `check`, which recounts all invariants."""
+    """Drives one `ControlPlane`. Every step is followed by `check`, which recounts all invariants.
 
-    def __init__(self, config: CacheConfig, stored: Iterable[PageKey] = ()) -> None:
+    With `record`, `script` has each step as a line of a scenario (`hicache_fsm.testing.script.to_scenario`).
+    """
+
+    def __init__(self, config: CacheConfig, stored: Iterable[PageKey] = (), *, record: bool = False) -> None:
         self.config = config
-        self.plane = ControlPlane(config)
+        self.script: list[str] | None = [] if record else None
+        self.plane = ControlPlane(config) if self.script is None else RecordedPlane(config, self.script)
         self.stored = set(stored)
         self.outstanding: dict[int, Command] = {}
         self.cancelled: set[int] = set()
@@ -78,6 +84,9 @@ class Sim:
     ) -> Attempt:
         """A request of `len(labels)` whole pages and `extra_tokens` tokens more. With `hashed`, its keys come
         with a `Hash` command's answer."""
+        if self.script is not None:
+            self.say(f"submit {rid} {show_prompt(labels)} plus {extra_tokens} tokens{' hashed' if hashed else ''}"
+                     f"{f' priority {priority}' if priority else ''}")  # fmt: skip
         for earlier in [who for who in self.asked if who[0] == rid]:
             del self.asked[earlier]  # attempt numbers of an id that has ended start anew
         keys = self.prompts[rid] = chain(*labels)
@@ -88,6 +97,7 @@ class Sim:
 
     def tick(self, ms: int = 1) -> None:
         """One pass: apply the inbox, collect commands, check."""
+        self.say(f"tick {ms} ms")
         self.now_ms += ms
         inbox, self.inbox = self.inbox, []
         self.plane.tick(inbox, self.now_ms)
@@ -121,6 +131,7 @@ class Sim:
     def compute(self, rid: str, num_tokens: int = 0) -> None:
         """The forward of an admitted request up to `num_tokens` (0: its prompt): its own pages get their bytes
         and are published."""
+        self.say(f"compute {rid} to {num_tokens} tokens" if num_tokens else f"compute {rid}")
         attempt = self.plane.parts.attempts.get(rid)
         self._write_own(attempt)
         self.plane.publish(rid, num_tokens or attempt.num_tokens)
@@ -144,6 +155,35 @@ class Sim:
         self.pump()
         return True
 
+    def evict(self, pages: int) -> bool:
+        """Other users of the device take so many pages from the tree, least recently used leaves first, and give
+        them back; False if so many cannot be evicted."""
+        self.say(f"evict {pages} pages")
+        full = self.plane.parts.full
+        taken = full.take_device(full.device.available + pages)
+        if taken is None:
+            return False
+        full.give_device(taken)
+        self.pump()
+        return True
+
+    def store_has(self, labels: Sequence[object]) -> None:
+        """From now on the store holds all pages of this prompt."""
+        if labels:
+            self.say(f"store has {show_prompt(labels)}")
+            self.stored.update(chain(*labels))
+
+    def store_loses(self, labels: Sequence[object]) -> None:
+        """The store loses the last page of this prompt."""
+        if labels:
+            self.say(f"store loses page {len(labels) - 1} of {show_prompt(labels)}")
+            self.stored.discard(chain(*labels)[-1])
+
+    def say(self, line: str) -> None:
+        """Put a line into the script, if there is one."""
+        if self.script is not None:
+            self.script.append(line)
+
     def call(self, action: Callable[[ControlPlane], object]) -> object:
         """Any call on the plane, followed by collecting its commands."""
         result = action(self.plane)
@@ -159,6 +199,8 @@ class Sim:
                 target = self.device if command.pool is Pool.DEVICE else self.staging
                 for page in command.pages:
                     target[page] = None
+                    if command.pool is Pool.DEVICE:
+                        self.unsure.pop(page, None)
             elif isinstance(command, Cancel):
                 self.cancelled.add(command.op)
             else:
@@ -181,8 +223,24 @@ class Sim:
         """Outstanding operations of a kind, oldest first."""
         return [op for op, command in self.outstanding.items() if _KINDS[type(command)] is kind]
 
+    def select(self, kind: OpKind, rid: str = "", span: int = 0) -> list[int]:
+        """Outstanding operations of a kind, of a request or of a write span if one is named, oldest first."""
+        chosen = [op for op in self.of_kind(kind) if not rid or getattr(self.outstanding[op], "rid", "") == rid]
+        return [op for op in chosen if not span or getattr(self.outstanding[op], "span", 0) == span]
+
+    def name_of(self, op: int) -> str:
+        """An outstanding operation in the words of a scenario: kind, place among several, and whose it is."""
+        command = self.outstanding[op]
+        kind, rid, span = _KINDS[type(command)], getattr(command, "rid", ""), getattr(command, "span", 0)
+        place = self.select(kind, rid, span).index(op) + 1
+        return f"{kind.name.lower()}{f' {place}' if place > 1 else ''} of {rid or f'span {span}'}"
+
     def answer(self, op: int, pages: int | None = None, ok: bool = True) -> Completion:
         """Answer one operation, truthfully unless `pages` or `ok` say otherwise; applied by the next tick."""
+        if self.script is not None:
+            counted = pages is not None and isinstance(self.outstanding[op], Lookup | Read | Store)
+            how = "failed" if not ok else f"with {pages} pages" if counted else ""
+            self.say(f"answer {self.name_of(op)} {how}".rstrip())
         command = self.outstanding.pop(op)
         self.cancelled.discard(op)
         completion = self._completion(command, pages, ok)
@@ -192,6 +250,10 @@ class Sim:
 
     def repeat(self, completion: Completion) -> None:
         """A second answer to the same operation."""
+        if self.script is not None and completion in self.past:
+            self.say(f"again {len(self.past) - self.past.index(completion)} back")
+        else:
+            self.say(f"# an answer that no operation waits for: {completion}")
         self.inbox.append(completion)
 
     def answer_all(self, kind: OpKind | None = None) -> None:
@@ -200,12 +262,16 @@ class Sim:
 
     def lose(self, op: int) -> None:
         """The executor is gone."""
+        if self.script is not None:
+            self.say(f"answer {self.name_of(op)} lost")
         del self.outstanding[op]
         self.cancelled.discard(op)
         self.inbox.append(Lost(op))
 
     def progress(self, op: int, pages: int) -> None:
         """Leading pages of a read have landed; the read goes on."""
+        if self.script is not None:
+            self.say(f"progress {self.name_of(op)} to {pages} pages")
         command = self.outstanding[op]
         assert isinstance(command, Read)
         self._land(command, pages)
