@@ -7,7 +7,7 @@ MYPY := $(BIN)/mypy --no-error-summary
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench render clean need-dot
+.PHONY: help run test check bench spec soak render clean need-dot need-java
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,6 +28,23 @@ check: $(STAMP) ## lint, types, import layers, fresh documents
 
 bench: $(STAMP) ## measure
 	@$(BIN)/python -m benchmarks
+
+spec: need-java $(STAMP) ## model checking, graph equality, 500 real lives, proofs: about 5 minutes
+	@$(BIN)/python -m spec.run
+	@$(BIN)/python -m spec.agreement
+	@$(BIN)/python -m spec.witness
+	@mkdir -p out
+	@$(BIN)/hicache-fsm replay --quiet --requests 500 --seed 2 --device-tokens 131072 --staging-tokens 32768 \
+	  --log out/spec.log
+	@$(BIN)/hicache-fsm validate out/spec.log
+	@$(BIN)/python -m spec.traces out/spec.log
+	@$(BIN)/python -m spec.proofs
+
+soak: need-java $(STAMP) ## long campaigns: larger models, all mutants, an hour of fuzzing
+	@$(BIN)/python -m spec.run --set soak
+	@$(BIN)/python -m spec.agreement MC_retries MC_unpinned MC_one_retract
+	@$(BIN)/python -m tests.mutants.run
+	@$(BIN)/hicache-fsm fuzz --minutes 60
 
 render: $(STAMP) ## regenerate the documents that are derived from the tables
 	@$(BIN)/python -m hicache_fsm.lifecycle.derive --write
@@ -51,3 +68,7 @@ $(STAMP): pyproject.toml constraints.txt
 need-dot:
 	@command -v dot >/dev/null || \
 	  { echo "the tests draw pictures with 'dot', which is not installed: apt-get install graphviz" >&2; exit 1; }
+
+need-java:
+	@command -v java >/dev/null || \
+	  { echo "the model checker runs on Java, which is not installed: apt-get install default-jre-headless" >&2; exit 1; }

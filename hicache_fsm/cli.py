@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from hicache_fsm.lifecycle.render_cli import add_render_arguments, run_render
+from hicache_fsm.observe.validate import add_validate_arguments, run_validate
 from hicache_fsm.replay.cli import add_replay_arguments, run_replay
+from hicache_fsm.testing.check_cli import add_check_arguments, run_check
 from hicache_fsm.testing.fuzz_cli import add_fuzz_arguments, run_fuzz
 from hicache_fsm.testing.scenario_cli import add_scenario_arguments, run_scenario
 
@@ -44,6 +46,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_scenario_arguments(scenario)
     scenario.set_defaults(run=run_scenario)
+    validate = commands.add_parser(
+        "validate",
+        help="check the log of a run against the request table",
+        description="Replays a transition log (replay --log) against the request table and names the first line that "
+        "does not fit.",
+        epilog="Exit codes: 0 every line fits; 1 one does not; 2 the file is no whole log.",
+    )
+    add_validate_arguments(validate)
+    validate.set_defaults(run=run_validate)
+    check = commands.add_parser(
+        "check",
+        help="explore every state of the real control plane within bounds",
+        description="Explores the real control plane by snapshot, input and restore, breadth first: every invariant "
+        "in every state, fair liveness, the shortest counterexample.",
+        epilog="Exit codes: 0 exhausted without a violation; 1 a violation; 2 bad bounds; 3 a limit ended the search before.",
+    )
+    add_check_arguments(check)
+    check.set_defaults(run=run_check)
     fuzz = commands.add_parser(
         "fuzz",
         help="randomized campaign against the control plane",

@@ -189,6 +189,11 @@ class Around(NamedTuple):
     condition: Value
 
 
+def as_it_is(w: World, argument: Value) -> Around:
+    """Nothing is done before the event."""
+    return Around(w, True)
+
+
 def _answered_hit(w: World, argument: Value) -> Around:
     """`PrefetchPipeline.hit`: the look-up has ended (or was assumed), its found tokens are open."""
     hit = integer("hit")

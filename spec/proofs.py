@@ -33,12 +33,12 @@ from spec.proof_model import (
     READ_OP,
     REFETCH,
     SHARED,
-    Around,
     Value,
     World,
     after,
     among,
     applies,
+    as_it_is,
     both,
     either,
     integer,
@@ -150,7 +150,7 @@ class Step(NamedTuple):
 def step(row: Row) -> Step:
     w, argument = symbolic(), integer("argument")
     event = Event(row.event)
-    around = BEFORE.get(event, lambda v, a: Around(v, z3.BoolVal(True)))(w, argument)
+    around = BEFORE.get(event, as_it_is)(w, argument)
     given = z3.And(legal_caps(w), *invariant(w).values(), *conserved(w).values())
     condition = z3.And(given, around.condition, applies(row, around.world, argument))
     return Step(w, condition, after(event, w, run_effects(row, around.world, argument)))

@@ -139,8 +139,10 @@ def run_tlc(
     module: str, config: Path, *, folder: Path = HERE, extra: Sequence[str] = (), workers: int = 1,
     deadlock: bool = False, timeout_s: int = 1800,
 ) -> Outcome:  # fmt: skip
-    """One TLC run; with more than one worker the depth that it reports is not exact. Raises `ToolMissing`, or `RuntimeError` with TLC's output when it ends in any other way than
-    "holds" or "violated" (a syntax error, too little memory)."""
+    """One TLC run; with more than one worker the depth that it reports is not exact.
+
+    Raises `ToolMissing`, or `RuntimeError` with TLC's output when it ends in any other way than "holds" or "violated"
+    (a syntax error, too little memory)."""
     java, jar = find_tools()
     with tempfile.TemporaryDirectory(prefix="tlc-") as meta:
         command = [

@@ -55,11 +55,11 @@ def explored(scope: Scope) -> Result[tuple[Taken, Names]]:
 @pytest.mark.parametrize(
     ("scope", "states", "transitions", "depth"),
     [
-        (ONE, 0, 0, 0),
-        (Scope(requests=1, faults=frozenset(), aborts=False), 0, 0, 0),
-        (Scope(requests=1, policy=PrefetchPolicy.BEST_EFFORT), 0, 0, 0),
-        (TWO, 0, 0, 0),
-        (Scope(requests=3, **COLD, faults=frozenset()), 0, 0, 0),  # type: ignore[arg-type]
+        (ONE, 146, 621, 12),
+        (Scope(requests=1, faults=frozenset(), aborts=False), 20, 32, 6),
+        (Scope(requests=1, policy=PrefetchPolicy.BEST_EFFORT), 171, 809, 12),
+        (TWO, 2758, 13752, 18),
+        (Scope(requests=3, **COLD, faults=frozenset()), 2263, 11235, 20),  # type: ignore[arg-type]
     ],
     ids=["one", "one-calm", "one-best-effort", "two", "three-calm"],
 )

@@ -164,6 +164,286 @@ def test_progress_of_an_earlier_read_is_none_of_the_next() -> None:
     end_all(s)
 
 
+def test_what_a_read_reported_counts_also_if_it_is_lost_in_the_same_pass() -> None:
+    s = sim("abcd")
+    s.submit("r", "abcd")
+    look_up(s, "r")
+    op = s.of_kind(OpKind.READ)[0]
+    s.progress(op, 3)
+    s.lose(op)
+    s.inbox.reverse()
+    s.tick()
+    assert (state(s, "r"), len(get(s, "r").staging)) == ("staged", 3)
+    assert s.plane.parts.ops.stale == 0
+    end_all(s)
+
+
+def test_a_hit_of_exactly_the_threshold_is_read() -> None:
+    s = sim("abc", prefetch_threshold_tokens=3)
+    s.submit("r", "abcd")
+    look_up(s, "r")
+    assert (state(s, "r"), get(s, "r").end_pages) == ("reading", 3)
+    end_all(s)
+
+
+def test_an_answer_beyond_the_question_is_cut_to_it() -> None:
+    s = sim("abcd")
+    s.submit("r", "abcd")
+    look_up(s, "r", 99)
+    assert (state(s, "r"), get(s, "r").end_pages) == ("reading", 4)
+    assert s.plane.parts.accounts.stats["negative_hits"] == 0, "no key was refused"
+    end_all(s)
+
+
+@pytest.mark.parametrize(("hit", "cut"), [(6, 0), (7, 1)])
+def test_a_hit_of_one_page_too_many_is_cut_by_one_page(hit: int, cut: int) -> None:
+    prompt = "abcdefgh"
+    s = sim(prompt[:hit], staging_pages=6)
+    s.submit("r", prompt)
+    look_up(s, "r")
+    assert (state(s, "r"), len(get(s, "r").staging)) == ("reading", 6)
+    assert s.plane.parts.accounts.unfulfilled["host_capacity"] == cut
+    end_all(s)
+
+
+def compute(s: Sim, prompt: str) -> None:
+    """A request that the store knows nothing of computes a prompt to its last page, and finishes."""
+    s.submit("twin", prompt, 0)
+    if s.of_kind(OpKind.LOOKUP):
+        look_up(s, "twin", 0)
+    assert s.admit("twin")
+    s.compute("twin")
+    s.call(lambda plane: plane.finish("twin"))
+
+
+def test_what_a_sibling_brought_and_the_device_lost_again_is_asked_for() -> None:
+    s = sim(retry_poll_interval_passes=0)
+    s.submit("r", "abcdef")
+    look_up(s, "r", 0)
+    compute(s, "abcd")
+    assert s.plane.consider(get(s, "r")) is not None
+    s.settle()
+    evict(s, 2)
+    assert s.plane.consider(get(s, "r")) is None
+    s.tick()
+    look_up(s, "r")
+    assert len(get(s, "r").staging) == 2
+    end_all(s)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_covered_hit_is_not_asked_for_beyond_its_end(staged: bool) -> None:
+    """The store has said where it ends: pages beyond that come and go without a question."""
+    s = sim("abcd", retry_poll_interval_passes=0)
+    s.submit("r", "abcdefgh")
+    if staged:
+        look_up(s, "r")
+        read(s, "r")
+    compute(s, "abcdef")
+    assert s.plane.parts.prefetch.boundary(get(s, "r")) == 6
+    evict(s, 1)
+    if not staged:
+        look_up(s, "r", 4)
+    candidate = s.plane.consider(get(s, "r"))
+    assert candidate is not None
+    assert (candidate.match_pages, state(s, "r")) == (5, "idle")
+    end_all(s)
+
+
+def test_a_shrunk_prefix_whose_rest_is_too_short_costs_nothing() -> None:
+    s = sim(retry_poll_interval_passes=0, prefetch_threshold_tokens=3)
+    make_resident(s, "abcd")
+    s.submit("r", "abcde")
+    evict(s, 1)
+    assert s.plane.consider(get(s, "r")) is not None
+    assert (get(s, "r").chances, s.plane.parts.accounts.stats["shrinks"]) == (0, 0)
+    end_all(s)
+
+
+# ── time and turns ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_hard_maximum_covers_querying_and_parking_together() -> None:
+    s = sim("abcdmnop", staging_pages=4, prefetch_hard_max_ms=100)
+    s.stored.update(chain(*"mnop"))
+    stage(s, "big", "mnop")
+    s.submit("r", "abcd")
+    s.tick(40)
+    look_up(s, "r")
+    assert state(s, "r") == "parked"
+    s.tick(58)
+    assert state(s, "r") == "parked"
+    s.tick(1)
+    assert state(s, "r") == "recomputing"
+    end_all(s)
+
+
+def test_a_head_that_got_its_pin_goes_before_a_hit_that_might_have_passed_it() -> None:
+    s = Sim(small(max_context_tokens=18, staging_pages=4), [*chain(*"abcdef"), *chain(*"wxyzuv"), *chain(*"12")])
+    make_resident(s, "abcd")
+    make_resident(s, "wxyz")
+    stage(s, "holds", "abcdef")
+    s.submit("head", "wxyzuv")
+    look_up(s, "head")
+    s.submit("young", "12")
+    s.answer_all(OpKind.LOOKUP)
+    assert s.admit("holds"), "its pin returns, its rows not yet"
+    s.tick(0)
+    assert [state(s, "head"), state(s, "young")] == ["reading", "parked"]
+    end_all(s)
+
+
+def pin_bound_head(bypass_cap: int, staging_pages: int, *young: str) -> Sim:
+    """Six tokens may be pinned and `holds` has four, so that `head` is parked; then come the young, named after their
+    prompts, whose first pages are on the device if they are computed by then."""
+    stored = [key for prompt in ("abcdef", "wxyzuv", *young) for key in chain(*prompt)]
+    s = Sim(small(max_context_tokens=18, staging_pages=staging_pages, bypass_cap=bypass_cap), stored)
+    make_resident(s, "abcd")
+    make_resident(s, "wxyz")
+    stage(s, "holds", "abcdef")
+    s.submit("head", "wxyzuv")
+    look_up(s, "head")
+    assert state(s, "head") == "parked"
+    return s
+
+
+def test_a_parked_hit_that_needs_a_pin_does_not_pass_a_head_that_waits_for_one() -> None:
+    s = pin_bound_head(8, 20, "wj")
+    s.submit("wj", "wj")
+    look_up(s, "wj")
+    s.tick(10)
+    assert (get(s, "head").chances, state(s, "wj")) == (1, "parked"), "its pin of one token would fit"
+    end_all(s)
+
+
+def test_a_spinning_loop_uses_up_no_chances_at_any_time() -> None:
+    s = sim("mnop", staging_pages=4, chance_quantum_ms=10)
+    s.stored.update(chain(*"abcd"))
+    s.tick(1000)
+    stage(s, "big", "mnop")
+    s.submit("r", "abcd")
+    look_up(s, "r")
+    for _ in range(5):
+        s.tick(1)
+    assert get(s, "r").chances == 0
+    s.tick(10)
+    assert get(s, "r").chances == 1
+    end_all(s)
+
+
+def test_hits_that_pass_later_count_too() -> None:
+    s = pin_bound_head(1, 4, "12", "34", "56")
+    s.submit("56", "56")
+    look_up(s, "56")  # passes, and takes the rest of staging
+    s.plane.parts.parked.bypasses = 0
+    for rid in ("12", "34"):
+        s.submit(rid, rid)
+        look_up(s, rid)
+    assert [state(s, rid) for rid in ("56", "12", "34")] == ["reading", "parked", "parked"]
+    s.call(lambda plane: plane.abort("56"))
+    s.settle(3)
+    assert [state(s, rid) for rid in ("head", "12", "34")] == ["parked", "staged", "parked"]
+    assert s.plane.parts.parked.bypasses == 1
+    s.call(lambda plane: plane.abort("12"))
+    s.tick(10)
+    assert state(s, "34") == "parked", "there is room, but one has passed"
+    end_all(s)
+
+
+def test_each_head_is_passed_up_to_the_cap() -> None:
+    s = pin_bound_head(1, 20, "12", "34")
+    s.submit("next", "wxyzuv")
+    look_up(s, "next")
+    s.submit("12", "12")
+    look_up(s, "12")
+    s.call(lambda plane: plane.abort("head"))
+    s.tick()  # the next in turn waits for the same budget
+    assert s.plane.parts.parked.bypasses == 0
+    s.submit("34", "34")
+    look_up(s, "34")
+    assert [state(s, rid) for rid in ("next", "12", "34")] == ["parked", "reading", "reading"]
+    end_all(s)
+
+
+def test_a_hit_takes_room_that_comes_back_in_the_same_pass() -> None:
+    s = sim("abcdmnop", staging_pages=4)
+    s.stored.update(chain(*"mnop"))
+    s.submit("r", "abcd")
+    stage(s, "big", "mnop")
+    assert s.admit("big")
+    s.answer_all()
+    s.tick()
+    assert (state(s, "r"), s.plane.parts.accounts.stats["parks"]) == ("reading", 0)
+    end_all(s)
+
+
+def test_refusals_in_one_pass_are_one_unless_room_has_come() -> None:
+    s = sim("abcd")
+    stage(s, "r", "abcd")
+    full = s.plane.parts.full
+
+    def defer() -> int:
+        candidate = s.plane.consider(get(s, "r"))
+        assert candidate is not None
+        s.plane.defer(candidate)
+        return get(s, "r").defers
+
+    s.checking = False  # pages are taken behind the back of the books
+    taken = full.take_device(4)
+    assert taken is not None
+    assert [defer(), defer()] == [1, 1]
+    full.give_device(taken)
+    assert [defer(), defer()] == [2, 2]
+    s.tick(s.config.chance_quantum_ms)
+    assert [defer(), defer()] == [3, 3]
+    s.checking = True
+    end_all(s)
+
+
+# ── publish, end, flush ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_rows_taken_over_from_a_sibling_wait_for_the_siblings_load(ok: bool) -> None:
+    s = sim("abcd", retry_poll_interval_passes=0)
+    s.submit("first", "abcde")
+    look_up(s, "first", 0)
+    assert s.admit("first")
+    s.submit("second", "abcdx")
+    look_up(s, "second")
+    read(s, "second")
+    assert s.admit("second")
+    s.compute("first")
+    assert get(s, "first").load_ops == get(s, "second").load_ops != ()
+    answer(s, OpKind.LOAD, ok=ok)
+    assert s.plane.take_restarted() == ([] if ok else ["second", "first"])
+    end_all(s)
+
+
+def test_what_a_finished_request_computed_is_published() -> None:
+    s = sim(retry_poll_interval_passes=0)
+    s.submit("r", "ab")
+    look_up(s, "r", 0)
+    assert s.admit("r")
+    assert s.plane.extend("r", 4)
+    keys = s.prompts["r"] = chain(*"abcd")
+    for page, key in zip(s.plane.page_table("r"), keys, strict=True):
+        s.device[page] = key
+    s.call(lambda plane: plane.finish("r", 4, keys))
+    assert s.plane.parts.full.tree.match(keys) == 4
+    end_all(s)
+
+
+def test_a_flush_forgets_all_beliefs() -> None:
+    s = sim("abcd")
+    s.submit("r", "abcd")
+    look_up(s, "r")
+    assert chain(*"abcd")[3] in s.plane.parts.beliefs
+    s.call(lambda plane: plane.flush())
+    assert not s.plane.parts.beliefs.believed
+    end_all(s)
+
+
 # ── beliefs ──────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,18 +13,24 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from hicache_fsm.lifecycle.model import Kind
 from hicache_fsm.lifecycle.table import REQUEST_TABLE
 from hicache_fsm.testing.explore_scope import Scope
 from hicache_fsm.testing.explore_world import Input, World
-from hicache_fsm.testing.explorer import Graph, RowLog, explore
+from hicache_fsm.testing.explorer import Graph, Result, RowLog, explore
 
 Edge: TypeAlias = tuple[int, int, int]
 """(state, event, target)"""
 
 Pair: TypeAlias = tuple[Edge, Edge]
+
+_Node: TypeAlias = tuple[int, int, int]
+"""(state of the graph, place of the followed attempt or -1, its last row or -1)"""
+
+_Goal: TypeAlias = tuple[int, int]
+"""(number of a node that was walked, edge of the graph taken from it)"""
 
 EDGE_OF_ROW: tuple[Edge, ...] = tuple((row.source, row.event, row.target) for row in REQUEST_TABLE.rows)
 ALL_EDGES: frozenset[Edge] = frozenset(
@@ -52,7 +58,7 @@ def covering_suite(scope: Scope) -> Suite:
 
     Raises `ValueError` if it cannot be, or violates an invariant.
     """
-    result = explore(scope, liveness=False, rows=True)
+    result: Result[None] = explore(scope, liveness=False, rows=True)
     if not result.exhausted:
         raise ValueError(f"no suite of a graph that is not whole: {result.stopped or result.violations}")
     ways = _Ways(result.graph)
@@ -61,11 +67,9 @@ def covering_suite(scope: Scope) -> Suite:
     traces: list[tuple[Input, ...]] = []
     # The longest way first: it takes many others along.
     goals = sorted([*ways.edges.values(), *ways.pairs.values()], key=lambda goal: (-ways.length(goal), goal))
-    wanted: dict[_Goal, list[Edge | Pair]] = {}
-    for what, goal in (*ways.edges.items(), *ways.pairs.items()):
-        wanted.setdefault(goal, []).append(what)
+    brings_edges, brings_pairs = _by_goal(ways.edges), _by_goal(ways.pairs)
     for goal in goals:
-        if not any(what in left_edges or what in left_pairs for what in wanted[goal]):
+        if left_edges.isdisjoint(brings_edges.get(goal, ())) and left_pairs.isdisjoint(brings_pairs.get(goal, ())):
             continue
         trace = tuple(ways.inputs(goal))
         taken = measure(scope, [trace])
@@ -73,6 +77,16 @@ def covering_suite(scope: Scope) -> Suite:
         left_pairs -= taken.pairs
         traces.append(trace)
     return Suite(scope, Coverage(frozenset(ways.edges), frozenset(ways.pairs)), tuple(traces))
+
+
+W = TypeVar("W")
+
+
+def _by_goal(goals: dict[W, _Goal]) -> dict[_Goal, list[W]]:
+    out: dict[_Goal, list[W]] = {}
+    for what, goal in goals.items():
+        out.setdefault(goal, []).append(what)
+    return out
 
 
 def measure(scope: Scope, traces: Iterable[Sequence[Input]]) -> Coverage:
@@ -100,13 +114,6 @@ def edge_text(edge: Edge) -> str:
     state, event, target = edge
     table = REQUEST_TABLE
     return f"{table.states[state].label} --{table.events[event].name}--> {table.states[target].label}"
-
-
-_Node: TypeAlias = tuple[int, int, int]
-"""(state of the graph, place of the followed attempt or -1, its last row or -1)"""
-
-_Goal: TypeAlias = tuple[int, int]
-"""(number of a node that was walked, edge of the graph taken from it)"""
 
 
 class _Ways:

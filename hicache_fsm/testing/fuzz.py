@@ -63,12 +63,22 @@ def campaign(
     while done.fault is None and (done.rounds == 0 or done.seconds < seconds):
         round_seed = Random(f"{campaign_seed} {done.rounds}").getrandbits(64)
         done.rounds += 1
-        try:
-            run_state_machine_as_test(seed(round_seed)(watched), settings=_settings(steps))
-        except Exception as error:  # whatever a case raises is what we are here for
-            done.fault = _fault(last.run, round_seed, error)
+        error = _round(watched, round_seed, _settings(steps))
+        if error is not None:
+            done.fault = _replayable(last.run, round_seed, error)
+            if done.fault is None:  # only the machine sees it, so that lines cannot be left out
+                done.fault = _in_fewest_steps(watched, last, _as_it_is(last.run, round_seed, error), steps)
         done.seconds = time.monotonic() - began
     return done
+
+
+def _round(machine: type[PipelineMachine], round_seed: int, chosen: settings) -> Exception | None:
+    """What the first failing case of a round raises."""
+    try:
+        run_state_machine_as_test(seed(round_seed)(machine), settings=chosen)
+    except Exception as error:  # whatever a case raises is what we are here for
+        return error
+    return None
 
 
 def _settings(steps: int) -> settings:
@@ -78,7 +88,7 @@ def _settings(steps: int) -> settings:
         deadline=None,
         database=None,
         derandomize=False,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),  # scenarios are shrunk by leaving out lines, which takes seconds instead of minutes
         report_multiple_bugs=False,
         print_blob=False,
         suppress_health_check=list(HealthCheck),
@@ -138,13 +148,37 @@ class _Follow:
         self.last[who] = row.id
 
 
-def _fault(run: Pipeline | None, round_seed: int, error: Exception) -> Fault:
-    told = f"{type(error).__name__}: {error}"
-    if run is None:  # the machine itself could not be started
-        return Fault(round_seed, told, "", replays=False)
-    title = told.splitlines()[0][:100]
-    text = run.scenario(title, round_seed)
-    lines = shrink(parse(text, "found"))
-    if lines is None:
-        return Fault(round_seed, told, text, replays=False)
-    return Fault(round_seed, told, to_scenario(run.config, lines, title, round_seed), replays=True)
+def _replayable(run: Pipeline | None, round_seed: int, error: Exception) -> Fault | None:
+    """The failure with the shortest scenario that fails alike; None if the scenario alone does not fail."""
+    if run is None:
+        return None
+    short = shrink(parse(run.scenario(_title(error), round_seed), "found"))
+    if short is None:
+        return None
+    lines = [line.text for line in short.runs()[0].lines]
+    return Fault(round_seed, _told(error), to_scenario(short.config, lines, short.title, round_seed), replays=True)
+
+
+def _as_it_is(run: Pipeline | None, round_seed: int, error: Exception) -> Fault:
+    scenario = "" if run is None else run.scenario(_title(error), round_seed)
+    return Fault(round_seed, _told(error), scenario, replays=False)
+
+
+def _in_fewest_steps(machine: type[PipelineMachine], last: _LastFailed, fault: Fault, steps: int) -> Fault:
+    """The fault in a case of fewer steps, if cases of the same seed show one."""
+    fewer = 1
+    while fewer < steps:
+        error = _round(machine, fault.round_seed, _settings(fewer))
+        if error is not None:
+            return _as_it_is(last.run, fault.round_seed, error)
+        fewer *= 2
+    return fault
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _title(error: Exception) -> str:
+    """The first line of the error, without what would begin a comment."""
+    return _told(error).splitlines()[0][:100].replace("#", "")

@@ -5,10 +5,9 @@
 
 Its rules are generated from `REQUEST_TABLE`: `fire_<event>` for each event, on any attempt in whose state the event is
 no error, and `illegal_<state>_<event>` for each forbidden pair, which must raise `IllegalTransition` and change
-nothing. There are eight times as many of these, so they get every fourth step; and each run draws which of the events
-that end an attempt are switched on, or few attempts would come far. Guards are drawn, effects act on the ledger of a
-real `Attempt` and on nothing else, so this is the lifecycle alone; `pipeline_machine` drives the whole control plane.
-An attempt that has ended makes room for a new one.
+nothing. There are eight times as many of these, so they get every fourth step. Guards are drawn, effects act on the
+ledger of a real `Attempt` and on nothing else, so this is the lifecycle alone; `pipeline_machine` drives the whole
+control plane. New attempts take the place of ended and of old ones.
 
 A table of your own gets its machine from `machine_for`.
 """
@@ -21,13 +20,13 @@ from typing import Any, cast
 
 from hypothesis import event as count
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hicache_fsm.errors import IllegalTransition
 from hicache_fsm.lifecycle.attempt import Attempt
 from hicache_fsm.lifecycle.machine import Machine
-from hicache_fsm.lifecycle.model import Kind, Row, Table
-from hicache_fsm.lifecycle.table import REQUEST_TABLE, Event
+from hicache_fsm.lifecycle.model import Kind, Row, StateDef, Table
+from hicache_fsm.lifecycle.table import DEVICE, LOCK, PIN, REQUEST_TABLE, STAGING, Event
 
 ATTEMPTS = 4
 
@@ -54,7 +53,6 @@ class LifecycleBase(RuleBasedStateMachine):
         self.attempts: list[Attempt] = []
         self.present = 0  # states in which attempts are, one bit each: preconditions are asked for hundreds of rules
         self.steps = 0
-        self.off: frozenset[int] = frozenset()
         self.machine: Machine[Attempt] = Machine(
             table,
             {name: partial(self._guard, name) for name in table.guards},
@@ -62,18 +60,18 @@ class LifecycleBase(RuleBasedStateMachine):
             check=Attempt.check_ownership,
         )
 
-    @initialize(data=st.data())
-    def start(self, data: st.DataObject) -> None:
-        endings = endings_of(self.table)
-        self.off = frozenset(endings) - data.draw(st.sets(st.sampled_from(endings), max_size=2), label="endings")
-        self.open()
-
-    @rule()
-    @precondition(lambda self: len(self.live()) < ATTEMPTS)
-    def open(self) -> None:
+    @rule(where=st.integers(0, 31), bits=st.integers(0, 63))
+    @precondition(lambda self: bool(self.steps & 3) or not self.attempts)
+    def open(self, where: int, bits: int) -> None:
+        """A new attempt, in the place of one that has ended or else of the oldest. It begins in any state, with a
+        ledger that the state may have: what holds on every step from there holds however it was reached."""
         self.opened += 1
-        self.attempts = self.live()
-        self.attempts.append(Attempt(self.opened, f"r{self.opened}", 1, 8, self.opened, history_length=4))
+        states = [state for state in self.table.states if not state.final]
+        attempt = Attempt(self.opened, f"r{self.opened}", 1, 8, self.opened, history_length=4)
+        attempt.state = self.table.initial if where & 16 else states[where % len(states)].id
+        grant(attempt, self.table.states[attempt.state], bits)
+        live = self.live()
+        self.attempts = [*(live if len(live) < ATTEMPTS else live[1:]), attempt]
         self._moved()
 
     def _moved(self) -> None:
@@ -147,6 +145,16 @@ class LifecycleBase(RuleBasedStateMachine):
                 assert not attempt.owned(), f"{attempt.describe()} has ended and owns {attempt.owned()}"
 
 
+def grant(attempt: Attempt, state: StateDef, bits: int) -> None:
+    """Give an attempt what the state must own, and of what it may own what the bits say."""
+    for at, (name, field, value) in enumerate(LEDGER_ENTRIES):
+        if name in state.owns or (name in state.may_own and bits >> at & 1):
+            setattr(attempt, field, value.copy() if isinstance(value, list) else value)
+
+
+LEDGER_ENTRIES = ((STAGING, "staging", (1, 2)), (PIN, "pin_node", 1), (DEVICE, "device", [3]), (LOCK, "lock_node", 4))
+
+
 def acquire(attempt: Attempt, event: int, pinned: bool) -> None:
     """What the control plane enters in the ledger before it fires these events."""
     if event == Event.GRANT:
@@ -181,19 +189,15 @@ LEDGER: dict[str, Callable[[Attempt], None]] = {
 """Effects that act on the ledger; the others are somebody else's books."""
 
 
-def endings_of(table: Table) -> list[int]:
-    """Events that lead to a final state from some state."""
-    return sorted({row.event for row in table.rows if table.states[row.target].final and row.kind is Kind.TRANSITION})
-
-
 def _legal_rule(owner: str, event: int, name: str, states: frozenset[int]) -> Callable[..., None]:
     def fire(self: LifecycleBase, which: int, bits: int) -> None:
         found = self.among(states)
         self.fire(event, found[which % len(found)], bits)
 
     mask = _mask(states)
-    possible = precondition(lambda self: self.present & mask and event not in self.off)
-    return _named(owner, f"fire_{name}", fire, possible, which=st.integers(0, ATTEMPTS - 1), bits=st.integers(0, 63))
+    possible = precondition(lambda self: bool(self.present & mask))
+    arguments = rule(which=st.integers(0, ATTEMPTS - 1), bits=st.integers(0, 63))
+    return _named(owner, f"fire_{name}", fire, arguments, possible)
 
 
 def _illegal_rule(owner: str, event: int, name: str, state: int) -> Callable[..., None]:
@@ -204,21 +208,22 @@ def _illegal_rule(owner: str, event: int, name: str, state: int) -> Callable[...
         self.fire_illegal(event, found[which % len(found)])
 
     mask = _mask(states)
-    possible = precondition(lambda self: self.present & mask and not self.steps & 3)
-    return _named(owner, f"illegal_{name}", fire, possible, which=st.integers(0, ATTEMPTS - 1))
+    possible = precondition(lambda self: bool(self.present & mask) and not self.steps & 3)
+    return _named(owner, f"illegal_{name}", fire, rule(which=st.integers(0, ATTEMPTS - 1)), possible)
 
 
 def _mask(states: frozenset[int]) -> int:
     return sum(1 << state for state in states)
 
 
-def _named(
-    owner: str, name: str, body: Callable[..., None], possible: Callable[..., Any], **arguments: st.SearchStrategy[int]
-) -> Callable[..., None]:
+def _named(owner: str, name: str, body: Callable[..., None], *decorators: Callable[..., Any]) -> Callable[..., None]:
     """A rule under a name of its own: Hypothesis keys its swarm, and prints a failing run, by name."""
     body.__name__ = name
     body.__qualname__ = f"{owner}.{name}"
-    return cast("Callable[..., None]", possible(rule(**arguments)(body)))
+    made: Any = body
+    for decorator in decorators:
+        made = decorator(made)
+    return cast("Callable[..., None]", made)
 
 
 def machine_for(table: Table, name: str, module: str = __name__) -> type[LifecycleBase]:

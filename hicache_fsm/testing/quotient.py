@@ -79,8 +79,8 @@ RULES: tuple[Rule, ...] = (
     Rule(How.NAMED, "ops.live backup.live backup.queue", "with whom they serve; the order of queued spans is kept"),
     Rule(How.NAMED, "Attempt.rid Attempt.seq Attempt.op Attempt.load_ops Attempt.staging Attempt.pin_node "
          "Attempt.device Attempt.lock_node Operation.id WriteSpan.id Operation.span Operation.device_rows "
-         "Operation.staging Operation.device Operation.lock_node Operation.dependents WriteSpan.op WriteSpan.staging WriteSpan.lock_node",
-         "ids"),
+         "Operation.staging Operation.device Operation.lock_node Operation.dependents WriteSpan.op "
+         "WriteSpan.staging WriteSpan.lock_node", "ids"),
     Rule(How.NAMED, "Operation.rows",
          "their number, and those that may still be touched: the others can be free, or somebody else's"),
     Rule(How.NAMED, "Operation.slot",

@@ -116,7 +116,7 @@ SLOTS: dict[str, Slot] = {
     "REQUEST": Slot("the name of a request", name_slot),
     "PROMPT": Slot("a prompt (`abcd`, `t10a4`, `(r1)40`, `-`)", parse_prompt),
     "N": Slot("a number", number_slot),
-    "CMP": words_slot("'=', '<=' or '>='", ("=", "<=", ">=")),
+    "CMP": words_slot("a comparison", ("=", "<=", ">=")),
     "KIND": words_slot("a kind of operation", _KINDS, tuple(OpKind)),
     "KINDS": words_slot("kinds of operations", _MANY, tuple(OpKind)),
     "STATE": words_slot("a state", (*(s.name.lower() for s in State if s < State.FINISHED), "ended")),

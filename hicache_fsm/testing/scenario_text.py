@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from hicache_fsm.errors import HiCacheError
 
 MOST_RUNS = 1000
-MOST_STEPS = 200_000
+MOST_STEPS = 100_000
 """Bounds of one file, so that a slip of the pen is refused instead of running for hours."""
 
 class ScenarioError(HiCacheError):
