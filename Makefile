@@ -25,6 +25,7 @@ check: $(STAMP) ## lint, types, import layers, fresh documents
 	@$(MYPY)
 	@$(BIN)/python -m tests.layers
 	@$(BIN)/python -m hicache_fsm.lifecycle.derive --check
+	@$(BIN)/python -m hicache_fsm.testing.scenario_docs --check docs/scenarios.md
 
 bench: $(STAMP) ## measure
 	@$(BIN)/python -m benchmarks
@@ -48,6 +49,7 @@ soak: need-java $(STAMP) ## long campaigns: larger models, all mutants, an hour 
 
 render: $(STAMP) ## regenerate the documents that are derived from the tables
 	@$(BIN)/python -m hicache_fsm.lifecycle.derive --write
+	@$(BIN)/python -m hicache_fsm.testing.scenario_docs --write docs/scenarios.md
 
 clean: ## remove everything that these targets have made
 	@rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

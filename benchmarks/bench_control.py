@@ -34,7 +34,7 @@ def _median_us(call: Callable[[], object], rounds: int) -> float:
     return statistics.median(samples) / 1000
 
 
-def waiting_plane() -> tuple[ControlPlane, tuple[PageKey, ...]]:
+def waiting_plane() -> ControlPlane:
     """10,000 requests that have asked storage, missed, and wait for device room; all share one resident page."""
     plane = ControlPlane(CacheConfig(device_pages=65_536, retry_poll_interval_passes=0))
     full = plane.parts.full
@@ -46,7 +46,7 @@ def waiting_plane() -> tuple[ControlPlane, tuple[PageKey, ...]]:
         plane.submit(f"r{i}", PROMPT_PAGES * 64 + 1, shared + _keys(f"r{i}", PROMPT_PAGES - 1))
     answers = [LookupDone(command.op, 0, True) for command in plane.take_commands()]  # type: ignore[union-attr]
     plane.tick(answers)
-    return plane, shared
+    return plane
 
 
 def _churn(plane: ControlPlane) -> Callable[[], None]:
@@ -65,7 +65,7 @@ def _churn(plane: ControlPlane) -> Callable[[], None]:
 
 
 def bench_ticks() -> dict[str, float]:
-    plane, shared = waiting_plane()
+    plane = waiting_plane()
     plane.tick()
     touches = plane.parts.attempts.touches
     quiet = _median_us(plane.tick, 2000)

@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="explore every state of the real control plane within bounds",
         description="Explores the real control plane by snapshot, input and restore, breadth first: every invariant "
         "in every state, fair liveness, the shortest counterexample.",
-        epilog="Exit codes: 0 exhausted without a violation; 1 a violation; 2 bad bounds; 3 a limit ended the search before.",
+        epilog="Exit codes: 0 exhausted without a violation; 1 a violation; 2 bad bounds; 3 a limit ended the search.",
     )
     add_check_arguments(check)
     check.set_defaults(run=run_check)

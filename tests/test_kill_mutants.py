@@ -9,7 +9,7 @@ from hicache_fsm.admission.budget import BudgetLimits, PrefillBudget
 from hicache_fsm.backup.beliefs import StorageExistenceCache
 from hicache_fsm.components.full import FullComponent
 from hicache_fsm.lifecycle.operation_table import OpKind
-from hicache_fsm.ports import ReadDone
+from hicache_fsm.ports import Offload, ReadDone
 from hicache_fsm.testing.sim import Sim, chain
 from tests.field.tools import answer, end_all, evict, get, look_up, make_resident, read, sim, small, stage, state
 
@@ -444,6 +444,31 @@ def test_a_flush_forgets_all_beliefs() -> None:
     end_all(s)
 
 
+def test_a_load_from_before_a_flush_is_not_spliced() -> None:
+    s = sim("abcd")
+    stage(s, "r", "abcd")
+    assert s.admit("r")
+    s.call(lambda plane: plane.flush())
+    answer(s, OpKind.LOAD)
+    accounts = s.plane.parts.accounts
+    assert (accounts.spliced, accounts.unfulfilled["flushed"]) == (0, 4)
+    end_all(s)
+
+
+def test_a_pin_on_a_span_that_never_landed_returns() -> None:
+    s = sim("abcdef")
+    stage(s, "first", "abcd")
+    assert s.admit("first")
+    s.submit("pins", "abcdef")
+    look_up(s, "pins")
+    read(s, "pins")
+    full = s.plane.parts.full
+    assert (state(s, "pins"), get(s, "pins").pin_tokens, full.pinned.value) == ("staged", 4, 4)
+    answer(s, OpKind.LOAD, ok=False)
+    assert (get(s, "pins").pin_node, full.pinned.value, full.pins.value) == (0, 0, 0)
+    end_all(s)
+
+
 # ── beliefs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -468,7 +493,54 @@ def test_refused_keys_are_bounded_expire_and_are_healed_by_a_write() -> None:
     assert beliefs.deliverable((a, b, c), 110) == 3
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_short_read_unteaches_unless_it_was_cut_short_by_us(wanted: bool) -> None:
+    s = sim("abcd")
+    s.submit("r", "abcd")
+    look_up(s, "r")
+    if not wanted:
+        s.call(lambda plane: plane.abort("r"))
+    answer(s, OpKind.READ, pages=1)
+    beliefs = s.plane.parts.beliefs
+    assert [key in beliefs for key in chain(*"abcd")] == [True] + [not wanted] * 3
+    assert list(beliefs.undeliverable) == ([chain(*"abcd")[1]] if wanted else [])
+    end_all(s)
+
+
 # ── the write path ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_pages_that_are_written_are_evicted_like_others() -> None:
+    s = sim("mn", retry_poll_interval_passes=0)
+    compute(s, "ab")
+    s.settle()
+    stage(s, "r", "mn")
+    assert s.run("r")
+    s.settle()
+    evict(s, 2)
+    tree = s.plane.parts.full.tree
+    assert (tree.match(chain(*"ab")), tree.match(chain(*"mn"))) == (0, 2), "least recently used first"
+    end_all(s)
+
+
+def test_the_rest_of_a_span_goes_before_the_next_span() -> None:
+    s = sim(io_batch_pages=2, retry_poll_interval_passes=0, staging_pages=6)
+    for rid in ("abc", "xyz"):
+        s.submit(rid, rid, 0)
+        look_up(s, rid, 0)
+        assert s.admit(rid)
+    for rid in ("abc", "xyz"):
+        s.compute(rid)
+    offloaded: list[bytes | None] = []
+    while len(offloaded) < 6:
+        s.tick()
+        for op in s.of_kind(OpKind.OFFLOAD):
+            command = s.outstanding[op]
+            assert isinstance(command, Offload)
+            offloaded += [s.device[page] for page in command.device]
+        s.answer_all()
+    assert offloaded == [*chain(*"abc"), *chain(*"xyz")]
+    end_all(s)
 
 
 @pytest.mark.parametrize(("pages", "dropped"), [(12, 0), (13, 13)])

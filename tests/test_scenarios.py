@@ -19,7 +19,7 @@ from hicache_fsm.lifecycle.table import EFFECTS
 from hicache_fsm.testing import scenario_docs
 from hicache_fsm.testing.explore_scope import DEFAULT_FAULTS, Scope
 from hicache_fsm.testing.explore_world import World
-from hicache_fsm.testing.explorer import Limits, explore
+from hicache_fsm.testing.explorer import Limits, Result, explore
 from hicache_fsm.testing.pipeline_walk import Pipeline, RandomChoices
 from hicache_fsm.testing.scenario import DEFAULTS, Scenario, load, parse
 from hicache_fsm.testing.scenario_prompt import parse_prompt, show_prompt
@@ -71,13 +71,7 @@ def test_the_index_has_every_field_case_once() -> None:
     assert all(where.strip() for _, where in rows)
 
 
-HARMLESS_HERE = {
-    "disarm": "an entry that is left over fires once more, and its event is then illegal or ignored: fuzzed",
-}
-"""Effects whose loss no scenario of a field case shows, and why."""
-
-
-@pytest.mark.parametrize("effect", [effect for effect in EFFECTS if effect not in HARMLESS_HERE])
+@pytest.mark.parametrize("effect", EFFECTS)
 def test_some_scenario_fails_without(effect: str) -> None:
     """Leaving out one effect of the request table must show in the scenarios, or they would expect too little."""
     assert any(run_all(replace(scenario_of(path), broken=effect)) for path in FILES)
@@ -348,7 +342,7 @@ OTHER_FAULTS = frozenset({"late", "hash", "retract", "chunk", "flush", "progress
 @pytest.mark.parametrize("faults", [DEFAULT_FAULTS, OTHER_FAULTS], ids=["default", "other"])
 def test_inputs_of_the_explorer_become_a_scenario(faults: frozenset[str]) -> None:
     scope = Scope(faults=faults)
-    result = explore(scope, Limits(states=1500), liveness=False)
+    result: Result[None] = explore(scope, Limits(states=1500), liveness=False)
     for state in range(len(result.graph) - 1, 0, -len(result.graph) // 8):
         inputs = result.graph.path(state)
         world = World(scope)
@@ -415,3 +409,11 @@ def test_steps_are_watched_in_order() -> None:
     (run,) = compile_scenario(parse("title: a\nsubmit r ab\ntick; abort r"))
     assert play(run, lambda step, stage: seen.append(step)) is None
     assert [(step.line.number, step.line.text) for step in seen] == [(2, "submit r ab"), (3, "tick"), (3, "abort r")]
+
+
+def test_the_seed_decides_a_shuffled_order() -> None:
+    text = "title: a\nseed: {}\n\nrepeat i in 1..6: submit r{{i}} (p{{i}})\nanswer all lookups shuffled"
+    orders = {seed: [c.op for c in last_sim(parse(text.format(seed))).inbox] for seed in range(4)}
+    assert orders == {seed: [c.op for c in last_sim(parse(text.format(seed))).inbox] for seed in range(4)}
+    assert all(sorted(order) == sorted(orders[0]) for order in orders.values())
+    assert len({tuple(order) for order in orders.values()}) > 1

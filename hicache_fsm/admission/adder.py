@@ -84,12 +84,9 @@ class PrefillAdder:
         if admitted is None:
             return self._no_room(candidate, load_fails=load > 0 and rows > budget.full.room() * page)
         budget.charge(end - start, growth)
-        self.entries.append(
-            PrefillEntry(
-                attempt.rid, start, end, attempt.num_tokens, admitted.device_pages * page,
-                admitted.loaded_pages * page, admitted.load_ops,
-            )  # fmt: skip
-        )
+        device, storage = admitted.device_pages * page, admitted.loaded_pages * page
+        entry = PrefillEntry(attempt.rid, start, end, attempt.num_tokens, device, storage, admitted.load_ops)
+        self.entries.append(entry)
         return Verdict.ADMITTED
 
     def _no_room(self, candidate: Candidate, load_fails: bool) -> Verdict:

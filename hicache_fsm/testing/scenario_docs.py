@@ -1,6 +1,7 @@
 """The lists of words in `docs/scenarios.md`, from the parser's own tables.
 
     python -m hicache_fsm.testing.scenario_docs --write docs/scenarios.md     replaces what stands between the marks
+    python -m hicache_fsm.testing.scenario_docs --check docs/scenarios.md     exit 1 if that would change anything
 """
 
 from __future__ import annotations
@@ -80,11 +81,17 @@ def inserted(document: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2 or arguments[0] != "--write":
+    if len(arguments) != 2 or arguments[0] not in ("--write", "--check"):
         print(__doc__, file=sys.stderr)
         return 2
     path = Path(arguments[1])
-    path.write_text(inserted(path.read_text(encoding="utf-8")), encoding="utf-8")
+    document = path.read_text(encoding="utf-8")
+    fresh = inserted(document)
+    if arguments[0] == "--write":
+        path.write_text(fresh, encoding="utf-8")
+    elif fresh != document:
+        print(f"{path} is stale: run 'make render' and commit the result", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -62,6 +62,8 @@ QUICK = (
 
 
 EQUIVALENT = (
+    ("an orphaned read that reports progress counts as running again",
+     "nothing asks for the state of an operation without an owner"),
     ("the head goes idle and its poll stays armed", "the same pass forgets the poll of the head in `pop_ready`"),
     ("rows of a lost operation are not returned by the row `lose`",
      "only offloads and stores end by it, whose rows belong to their span; others end by `ack`"),

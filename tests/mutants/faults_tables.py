@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _REQUEST = "lifecycle/table.py"
 _SPAN = "lifecycle/span_table.py"
-_OPERATION = "lifecycle/operation_table.py"
 
 FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("table-miss-keeps-clock", "a missed look-up leaves the deadline's clock running", _REQUEST,
@@ -106,9 +105,4 @@ FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("span-answer-keeps-rows", "staging of a failed write is not returned", _SPAN,
      'unless=("usable",),\n         do=("return_all", "count_dropped")',
      'unless=("usable",),\n         do=("count_dropped",)'),
-    ("operation-answer-runs-on", "an answered read may still report progress", _OPERATION,
-     't.go(e.PROGRESS, (s.RUNNING,), s.RUNNING, "landed pages are not touched again")\n'
-     '    t.ignore(e.PROGRESS, (s.ISSUED, s.ORPHANED, *final), "nobody asks for it")',
-     't.go(e.PROGRESS, (s.RUNNING, s.ORPHANED), s.RUNNING, "landed pages are not touched again")\n'
-     '    t.ignore(e.PROGRESS, (s.ISSUED, *final), "nobody asks for it")'),
 )  # fmt: skip
