@@ -90,7 +90,7 @@ class _Cap:
 class _Life:
     """One request id, from its first attempt to its end."""
 
-    __slots__ = ("attempt", "state", "retries", "defers", "chances", "open", "fresh", "last")
+    __slots__ = ("attempt", "place", "retries", "defers", "chances", "open", "fresh", "last")
 
     def __init__(self) -> None:
         self.attempt = 1
@@ -99,7 +99,7 @@ class _Life:
         self._begin()
 
     def _begin(self) -> None:
-        self.state = State.IDLE
+        self.place = State.IDLE
         self.defers = 0
         self.chances = 0
         self.open = True
@@ -107,7 +107,7 @@ class _Life:
 
     @property
     def ended(self) -> bool:
-        return REQUEST_TABLE.states[self.state].final
+        return REQUEST_TABLE.states[self.place].final
 
     def next_attempt(self) -> None:
         """A retraction starts the retry count again; a failed load costs a retry."""
@@ -154,8 +154,8 @@ class Validator:
         self.pass_no = record["pass"]
         event, source, target = _names(record)
         life = self._life(record)
-        if source is not life.state:
-            stood = REQUEST_TABLE.states[life.state].label
+        if source is not life.place:
+            stood = REQUEST_TABLE.states[life.place].label
             raise _Contradiction(f"continues from {record['from']}, but stood in {stood}")
         row = _row(event, source, target, record["argument"])
         self._guards(life, row)
@@ -179,7 +179,7 @@ class Validator:
             life.next_attempt()
             self.attempts += 1
         if number != life.attempt:
-            state = REQUEST_TABLE.states[life.state].label
+            state = REQUEST_TABLE.states[life.place].label
             raise _Contradiction(f"attempt {number}, but attempt {life.attempt} is {state}")
         return life
 
@@ -223,7 +223,7 @@ class Validator:
             if row.source != State.IDLE:
                 self.retry.exceeds(life.retries, True)
                 life.retries += 1
-        life.state = State(row.target)
+        life.place = State(row.target)
         life.fresh = False
         life.last = Event(row.event)
         life.defers += "count_defer" in row.effects

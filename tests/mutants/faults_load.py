@@ -158,6 +158,8 @@ FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("hold-base-not-checked", "a hold is loaded although its base has left", _PREFETCH,
      '        if match < attempt.base_pages:\n            self.accounts.count("shrinks")',
      '        if match < -1:\n            self.accounts.count("shrinks")'),
+    ("hold-refusals-uncounted", "refusals of a hold are not counted", _EFFECTS,
+     "        attempt.defers += 1\n", ""),
     # ── load ──
     ("load-staging-freed-at-submit", "staging returns when the copy is sent, not when it has landed", _EFFECTS,
      "        op.staging = op.rows = attempt.staging[-load_pages:]\n"

@@ -20,7 +20,7 @@ from hicache_fsm.testing.pipeline_walk import random_walk
 from hicache_fsm.testing.sim import Sim
 
 STEPS = 80
-WALK_SECONDS = 10
+WALK_SECONDS = 4
 OTHERS = {
     "bytes": "pages of the tree, holds and stored pages hold the bytes of their keys (the simulation's own check)",
     "assertion": "an assertion of the code itself, or an error of Python's in it",
