@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hicache_fsm.cli import main
 from hicache_fsm.components.full import FullComponent
 from hicache_fsm.config import PrefetchPolicy
 from hicache_fsm.control import snapshot
@@ -367,6 +368,16 @@ def test_check_prints_a_counterexample_that_replays(
     assert "VIOLATION pins: " in capsys.readouterr().out
     monkeypatch.undo()
     assert check("--requests", "1", "--replay", str(trace)) == 0
+
+
+def test_check_writes_a_counterexample_as_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scenario fails on the faulty code, and holds on the code as it is."""
+    file = tmp_path / "found.scenario"
+    with monkeypatch.context() as faulty:
+        faulty.setattr(FullComponent, "unpin", keep_budget)
+        assert main(["check", "--scenario", str(file)]) == 1
+        assert main(["run-scenario", str(file)]) == 1
+    assert main(["run-scenario", str(file)]) == 0
 
 
 def test_check_refuses_what_it_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

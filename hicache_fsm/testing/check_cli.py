@@ -18,6 +18,7 @@ from hicache_fsm.errors import ConfigError
 from hicache_fsm.testing.explore_scope import DEFAULT_FAULTS, FAULTS, Scope
 from hicache_fsm.testing.explore_world import World, parse_input
 from hicache_fsm.testing.explorer import Limits, Result, Violation, explore, replay
+from hicache_fsm.testing.script import explored
 
 _DEFAULT = Scope()
 _NUMBERS = (
@@ -69,6 +70,8 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, default=0.0, metavar="S", help="seconds (default: none)")
     parser.add_argument("--memory-limit", type=int, default=0, metavar="MIB", help="MiB of memory (default: none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--scenario", type=Path, metavar="FILE",
+                        help="write a counterexample there as a scenario for run-scenario")  # fmt: skip
     parser.add_argument("--replay", type=Path, metavar="FILE",
                         help="instead of exploring, run the inputs of this file, one a line")  # fmt: skip
 
@@ -97,6 +100,10 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(figures(result), indent=2) + "\n", encoding="utf-8")
     if result.violations:
+        if args.scenario is not None:
+            violation = result.violations[0]
+            inputs = (*violation.inputs, *violation.cycle)
+            args.scenario.write_text(explored(scope, inputs, violation.what[0]), encoding="utf-8")
         return 1
     return 0 if result.exhausted else 3
 

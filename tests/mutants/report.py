@@ -60,7 +60,17 @@ def figures(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     }
 
 
-EXPLAINED: dict[str, str] = {}
+EXPLAINED: dict[str, str] = {
+    "staging": "a page that nobody owns is missing at the end too (*leaks*), one with two owners comes back twice "
+    "(*assertion* of the allocator); the invariant names the step that did it",
+    "device": "as for staging",
+    "locks": "a lock that stays is there at the end too (*leaks*), one that is taken back without having been taken is "
+    "an *assertion* of the tree; the invariant names the step that did it",
+    "parked": "a place without its attempt becomes the head sooner or later and is granted what the table forbids "
+    "(*illegal event*), an attempt without its place fails when it leaves (*assertion*)",
+    "loads": "who waits for a load that has ended waits for ever (*end*), a load that knows a reader which has ended "
+    "fails when it is answered (*assertion*)",
+}
 """Why an invariant is the only one to notice no mutant."""
 
 

@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(report.summary(outcomes, [check.name for check in CHECKS], seconds)))
     if args.json is not None:
         args.json.write_text(json.dumps(report.figures(outcomes, seconds), indent=2) + "\n", encoding="utf-8")
-    if args.write:
+    if args.write and all(outcome.killed for outcome in outcomes):
         (ROOT / "docs" / "mutants.md").write_text(report.document(outcomes, args.walks), encoding="utf-8")
     return 0 if all(outcome.killed for outcome in outcomes) else 1
 

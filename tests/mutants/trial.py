@@ -90,6 +90,7 @@ CHECKS = (
     Check("machine", ("tests/test_machine.py",)),
     Check("walks", function=random_walks),
     Check("allocator", ("tests/test_allocator.py",)),
+    Check("covering suite", ("tests/test_covering.py",)),
     Check("explorer", function=small_explorations),
     Check("bound", ("tests/test_pipeline_fuzz.py::test_no_attempt_waits_longer_than_its_bound",)),
 )
