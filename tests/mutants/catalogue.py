@@ -62,8 +62,6 @@ QUICK = (
 
 
 EQUIVALENT = (
-    ("an orphaned read that reports progress counts as running again",
-     "nothing asks for the state of an operation without an owner"),
     ("the head goes idle and its poll stays armed", "the same pass forgets the poll of the head in `pop_ready`"),
     ("rows of a lost operation are not returned by the row `lose`",
      "only offloads and stores end by it, whose rows belong to their span; others end by `ack`"),
@@ -72,9 +70,8 @@ EQUIVALENT = (
     ("an attempt that closes storage at its deadline or at the defer cap leaves it open, without a hold",
      "nothing asks storage for a recomputing attempt"),
     ("a due poll is not disarmed by its look-up", "`pop_ready` has taken the entry out before"),
-    ("a read that brought nothing leaves the end of its hit known", "the next look-up overwrites it before it is used"),
 )  # fmt: skip
-"""Faults that were tried and that no input can tell from the original: (bug, reason)."""
+"""Faults that were tried, that no check noticed, and that no input can tell from the original: (bug, reason)."""
 
 
 def stale() -> list[str]:

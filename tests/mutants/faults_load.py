@@ -133,6 +133,8 @@ FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
      "                parts.beliefs.refuse(op.keys[landed], parts.now_ms)\n", ""),
     ("read-shortfall-believed", "keys that a read could not bring are still believed", _ANSWERS,
      "                parts.beliefs.invalidate_beyond(op.keys, landed)\n", ""),
+    ("read-nothing-is-a-known-hit", "the end of a hit that could not be delivered stays known", _ANSWERS,
+     "            attempt.end_pages = 0  # what cannot be delivered is not a known hit\n", "            pass\n"),
     ("read-cut-blames-the-store", "a read that was cancelled teaches that its keys are missing", _ANSWERS,
      "if landed < len(op.keys) and attempt is not None:", "if landed < len(op.keys):"),
     ("read-orphan-loses-rows", "rows of an orphaned read belong to nobody", _EFFECTS,

@@ -54,7 +54,7 @@ def _walk(seed: int) -> set[str]:
             found.add("ownership")
 
     check, check_ownership = Sim.check, Attempt.check_ownership
-    Sim.check, Attempt.check_ownership = record, record_ownership  # type: ignore[method-assign]
+    Sim.check, Attempt.check_ownership = record, record_ownership  # type: ignore[method-assign, assignment]
     before = signal.signal(signal.SIGALRM, _ring)
     signal.alarm(WALK_SECONDS)
     try:

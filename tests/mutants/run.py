@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.mutants import report
 from tests.mutants.catalogue import BY_ID, CATALOGUE, PACKAGE, QUICK, ROOT, Mutant, StaleMutant, stale
 from tests.mutants.trial import CHECKS, JUDGE_FAILED, Kill, Request, Verdict, order_for
 
@@ -197,8 +198,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from tests.mutants import report
-
     args = _arguments(argv)
     ids = args.ids or (QUICK if args.quick else tuple(BY_ID))
     mutants = [BY_ID[name] for name in ids]
@@ -225,9 +224,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(report.summary(outcomes, [check.name for check in CHECKS], seconds)))
     if args.json is not None:
         args.json.write_text(json.dumps(report.figures(outcomes, seconds), indent=2) + "\n", encoding="utf-8")
-    if args.write and all(outcome.killed for outcome in outcomes):
-        (ROOT / "docs" / "mutants.md").write_text(report.document(outcomes, args.walks), encoding="utf-8")
-    return 0 if all(outcome.killed for outcome in outcomes) else 1
+    if not all(outcome.killed for outcome in outcomes):
+        return 1
+    return _write(outcomes, args.walks) if args.write else 0
+
+
+def _write(outcomes: Sequence[Outcome], walks: int) -> int:
+    try:
+        text = report.document(outcomes, walks)
+    except report.Gap as gap:
+        print(gap, file=sys.stderr)
+        return 2
+    (ROOT / "docs" / "mutants.md").write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def random_walks() -> list[str]:
 def small_explorations() -> list[str]:
     """All states of one request under all faults, and the first states of two."""
     from hicache_fsm.testing.explore_scope import FAULTS, Scope
-    from hicache_fsm.testing.explorer import Limits, explore
+    from hicache_fsm.testing.explorer import Limits, Result, explore
 
     scopes = (
         (Scope(requests=1, faults=frozenset(FAULTS)), Limits()),
@@ -71,7 +71,7 @@ def small_explorations() -> list[str]:
     )
     for scope, limits in scopes:
         with _alarm(4 * TEST_SECONDS):
-            result = explore(scope, limits)
+            result: Result[None] = explore(scope, limits)
         if result.violations:
             violation = result.violations[0]
             return [f"explorer, {len(violation.inputs)} inputs: {violation.what[0].splitlines()[0]}"]
