@@ -14,6 +14,9 @@ One pass of a scheduler is one `tick`, then any number of `next_candidate` / `ad
     6  queued writes, within their share
 
 Loads and releases that admission causes leave with `take_commands` when the batch closes.
+
+The module is long because it is the one face of the core: every call that a scheduler may make stands here, and
+each is short.
 """
 
 from __future__ import annotations
