@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+from hicache_fsm.backup.beliefs import StorageExistenceCache
 from hicache_fsm.config import CacheConfig
 from hicache_fsm.control.plane import ControlPlane
 from hicache_fsm.ports import LookupDone, PageKey
@@ -122,5 +123,16 @@ def bench_decode(running: int = 200) -> dict[str, float]:
     }
 
 
+def bench_beliefs(capacity: int = 65_536) -> dict[str, float]:
+    """Learning a key when the beliefs are full: the oldest have to go, at a cost that must not grow with the bound."""
+    beliefs = StorageExistenceCache(capacity, 1, 1)
+    keys = [i.to_bytes(32, "little") for i in range(4 * capacity)]
+    beliefs.add(keys[:capacity])
+    began = time.perf_counter_ns()
+    for start in range(capacity, len(keys), 128):
+        beliefs.add(keys[start : start + 128])
+    return {"belief_learnt_at_capacity_us": (time.perf_counter_ns() - began) / 1000 / (len(keys) - capacity)}
+
+
 def run() -> dict[str, float]:
-    return {**bench_ticks(), **bench_decode()}
+    return {**bench_ticks(), **bench_decode(), **bench_beliefs()}

@@ -7,6 +7,7 @@ keys that a look-up reported and a read could not bring; they are not asked for 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hicache_fsm.ports import PageKey
@@ -32,8 +33,12 @@ class StorageExistenceCache:
             believed[key] = None
             if negative:
                 negative.pop(key, None)
-        while len(believed) > self.capacity:
-            del believed[next(iter(believed))]
+        surplus = len(believed) - self.capacity
+        if surplus > 0:
+            # Some more than needed: the first key of a dict is behind the holes of all that were deleted before it, so
+            # taking them out one at a time would walk over these holes each time.
+            for key in list(itertools.islice(believed, surplus + self.capacity // 64)):
+                del believed[key]
 
     def __contains__(self, key: PageKey) -> bool:
         return key in self.believed
