@@ -10,7 +10,7 @@ from hicache_fsm.replay.model import ReplayModel
 from hicache_fsm.replay.options import ReplayOptions
 from hicache_fsm.replay.workload import TraceRequest, device_only_tokens, ideal_tokens
 from hicache_fsm.runtime.hicache import HiCache
-from hicache_fsm.scheduler.reference import ReferenceScheduler
+from hicache_fsm.scheduler.reference import ReferenceScheduler, Tally
 
 
 def find_leaks(cache: HiCache) -> list[str]:
@@ -50,20 +50,10 @@ def collect(
     parts, tally = cache.plane.parts, scheduler.tally
     leaks = find_leaks(cache)
     stats = dict(parts.accounts.stats)
-    page = options.page_size
     return ReplayResult(
         requests=len(workload),
         outcomes=dict(tally.outcomes),
-        tokens={
-            "prompt": tally.prompt,
-            "device": tally.device,
-            "storage": tally.storage,
-            "computed": tally.computed,
-            "redone": tally.redone,
-            "generated": tally.generated,
-            "ideal": ideal_tokens(workload),
-            "device_only": device_only_tokens(workload, options.pools.device_tokens),
-        },
+        tokens=_token_figures(options, workload, scheduler.tally),
         found=parts.accounts.found,
         spliced=parts.accounts.spliced,
         unfulfilled={reason: n for reason, n in parts.accounts.unfulfilled.items() if n},
@@ -84,13 +74,7 @@ def collect(
             "stored_pages": parts.backup.stored_pages,
             "dropped_pages": {why: n for why, n in parts.backup.dropped_pages.items() if n},
         },
-        high_water={
-            "staging_reads": parts.full.reads.high_water * page,
-            "staging_writes": parts.full.writes.high_water * page,
-            "staging": options.pools.staging_tokens,
-            "pinned": parts.full.pinned.high_water,
-            "pin_cap": cache.config.pin_cap_tokens,
-        },
+        high_water=_high_water(options, cache),
         longest_waits={
             state: {"passes": wait.passes, "seconds": round(wait.seconds, 3), "rid": wait.rid}
             for state, wait in waits.longest().items()
@@ -103,6 +87,32 @@ def collect(
         error_list=[f"{e.rid}: layer {e.layer}, {e.rows} rows from token {e.first_token} on" for e in model.errors],
         rejections=rejections,
     )
+
+
+def _token_figures(options: ReplayOptions, workload: list[TraceRequest], tally: Tally) -> dict[str, int]:
+    """Where the prompt tokens came from, beside what other caches could have made of them."""
+    return {
+        "prompt": tally.prompt,
+        "device": tally.device,
+        "storage": tally.storage,
+        "computed": tally.computed,
+        "redone": tally.redone,
+        "generated": tally.generated,
+        "ideal": ideal_tokens(workload),
+        "device_only": device_only_tokens(workload, options.pools.device_tokens),
+    }
+
+
+def _high_water(options: ReplayOptions, cache: HiCache) -> dict[str, int]:
+    """The most that was held at any time, in tokens, beside what there was."""
+    full, page = cache.plane.parts.full, options.page_size
+    return {
+        "staging_reads": full.reads.high_water * page,
+        "staging_writes": full.writes.high_water * page,
+        "staging": options.pools.staging_tokens,
+        "pinned": full.pinned.high_water,
+        "pin_cap": cache.config.pin_cap_tokens,
+    }
 
 
 def _store_figures(cache: HiCache, store: KVStore) -> dict[str, int]:
